@@ -1,0 +1,61 @@
+//! Every bound of the broker, each with its reason. Over a bound is an answer, never growth.
+
+/// A request body: 64 MiB, as the published brokers take; over it 413.
+pub const BODY_BYTES_MAX: usize = 64 << 20;
+/// A request head (request line and headers): generous for tokens, small against slow loris.
+pub const HEAD_BYTES_MAX: usize = 32 << 10;
+/// Headers in one request.
+pub const HEADERS_MAX: usize = 96;
+/// A request target; over it 414. Names reach 1.3 KiB when every byte is percent-encoded.
+pub const TARGET_BYTES_MAX: usize = 16 << 10;
+/// Requests of one connection that are being worked on at once.
+pub const PIPELINE_MAX: usize = 64;
+
+/// Default tenant of the name budget: its 36 bytes are counted though we keep no tenants, so
+/// that a name legal here is legal on every broker of this wire.
+pub const TENANT_NAME_BYTES: usize = 36;
+/// bytes(tenant) + bytes(queue) + max(bytes(partition), bytes(group)).
+pub const NAME_BUDGET_BYTES: usize = 447;
+/// Queue plus its longest other name.
+pub const NAMES_BYTES_MAX: usize = NAME_BUDGET_BYTES - TENANT_NAME_BYTES;
+/// A transaction id has a u16 length in the stored frame.
+pub const TRANSACTION_ID_BYTES_MAX: usize = 65_535;
+/// Error text of a nack that a dead letter keeps; the rest is cut at a character boundary.
+pub const ERROR_TEXT_BYTES_MAX: usize = 16 << 10;
+
+/// One batch (one partition of one push) with its record's overhead.
+pub const APPEND_BYTES_MAX: usize = 96 << 20;
+/// Smallest segment: a few hundred chunks.
+pub const SEGMENT_BYTES_MIN: u64 = 4 << 20;
+pub const SEGMENT_BYTES_DEFAULT: u64 = 256 << 20;
+/// Largest segment a position can address, with room to spare.
+pub const SEGMENT_BYTES_MAX: u64 = 16 << 30;
+
+pub const POP_BATCH_DEFAULT: u32 = 200;
+pub const POP_BATCH_MAX: u32 = 10_000;
+pub const POP_PARTITIONS_MAX: u32 = 64;
+/// A pop claims no further records once its answer holds this much payload.
+pub const POP_BYTES_MAX: usize = 32 << 20;
+pub const POP_TIMEOUT_MS_DEFAULT: u64 = 30_000;
+pub const POP_TIMEOUT_MS_MAX: u64 = 60_000;
+/// A waiter this close to its deadline is not handed a claim it could no longer deliver.
+pub const POP_LATE_MS: u64 = 50;
+/// Ready partitions announced to a queue's owner in one message.
+pub const READY_COUNT_MAX: u32 = 16;
+
+pub const LEASE_SECONDS_IMPLICIT: u32 = 60;
+pub const LEASE_SECONDS_DEFAULT: u32 = 300;
+/// Ten years: far beyond any handler, far from overflow in microseconds.
+pub const LEASE_SECONDS_MAX: u32 = 315_360_000;
+/// How long a repeated ack of a released lease is still recognised.
+pub const RELEASED_LEASE_MS: u64 = 15 * 60 * 1_000;
+
+pub const DLQ_LIMIT_DEFAULT: usize = 100;
+pub const DLQ_LIMIT_MAX: usize = 1_000;
+/// Shards of one directory: 13 bits of a partition id.
+pub const SHARDS_MAX: u16 = 8_191;
+
+const _: () = assert!(BODY_BYTES_MAX < APPEND_BYTES_MAX);
+const _: () = assert!(SEGMENT_BYTES_MIN < SEGMENT_BYTES_DEFAULT);
+const _: () = assert!(SEGMENT_BYTES_MAX < 1 << 36);
+const _: () = assert!(POP_BATCH_DEFAULT <= POP_BATCH_MAX);

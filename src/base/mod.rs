@@ -1,0 +1,11 @@
+//! Layer 0: values every other layer speaks in. No I/O, no clock, no allocation policy.
+
+pub mod buf;
+pub mod checksum;
+pub mod fault;
+pub mod hash;
+pub mod ids;
+pub mod limits;
+pub mod prng;
+pub mod time;
+pub mod uuid;
