@@ -1,0 +1,3 @@
+//! Layer 3: the product. Synchronous, without I/O.
+
+pub mod effect;

@@ -1,0 +1,5 @@
+//! What shards tell each other. Owned and `Send`: it crosses cores.
+
+/// One message of the mesh.
+#[derive(Debug)]
+pub enum PeerMsg {}
