@@ -159,7 +159,9 @@ mod tests {
         let a = HeapBuf::from(b"hello ".to_vec());
         let b = HeapBuf::from(b"..world".to_vec());
         let g = Gather::Slices(
-            [Slice::new(a, 0, 6), Slice::new(b, 2, 7)].into_iter().collect::<smallvec::SmallVec<_>>(),
+            [Slice::new(a, 0, 6), Slice::new(b, 2, 7)]
+                .into_iter()
+                .collect::<smallvec::SmallVec<_>>(),
         );
         assert_eq!(g.to_vec(), b"hello world");
         assert_eq!(&*g.contiguous(), b"hello world");

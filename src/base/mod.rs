@@ -6,6 +6,7 @@ pub mod fault;
 pub mod hash;
 pub mod ids;
 pub mod limits;
+pub mod mutant;
 pub mod prng;
 pub mod time;
 pub mod uuid;

@@ -10,9 +10,15 @@ use crate::model::reply::Reply;
 pub enum Effect<B> {
     Io(LogIo<B>),
     /// Deliver to another shard's [`super::Shard::deliver`], in the order sent for each pair.
-    Send { to: ShardId, msg: PeerMsg },
+    Send {
+        to: ShardId,
+        msg: PeerMsg,
+    },
     /// The one answer to the command handed in with `token`.
-    Reply { token: Token, reply: Reply<B> },
+    Reply {
+        token: Token,
+        reply: Reply<B>,
+    },
 }
 
 /// A completed I/O effect.

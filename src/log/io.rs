@@ -55,19 +55,46 @@ pub enum LogIo<B> {
     /// Write the first `len` bytes of `buf` at byte `at`; both are multiples of
     /// [`crate::base::buf::ALIGN`]. Done only when all of it is written: the driver loops over
     /// short writes. The buffer stays shared with the tail of the log.
-    Write { id: IoId, file: FileId, at: u64, buf: B, len: usize },
+    Write {
+        id: IoId,
+        file: FileId,
+        at: u64,
+        buf: B,
+        len: usize,
+    },
     /// fdatasync. Never repeated by the driver.
-    Sync { id: IoId, file: FileId },
+    Sync {
+        id: IoId,
+        file: FileId,
+    },
     /// Read `len` bytes at `at` (both aligned) into a new buffer of that length. A file that
     /// ends earlier is an error.
-    Read { id: IoId, file: FileId, at: u64, len: usize },
+    Read {
+        id: IoId,
+        file: FileId,
+        at: u64,
+        len: usize,
+    },
     /// Create a file of exactly `bytes`, its blocks reserved, reading as zeros.
-    Create { id: IoId, file: FileId, bytes: u64 },
+    Create {
+        id: IoId,
+        file: FileId,
+        bytes: u64,
+    },
     /// Close, rename; the file is opened anew on its next use.
-    Rename { id: IoId, from: FileId, to: FileId },
-    Remove { id: IoId, file: FileId },
+    Rename {
+        id: IoId,
+        from: FileId,
+        to: FileId,
+    },
+    Remove {
+        id: IoId,
+        file: FileId,
+    },
     /// fsync of the shard's directory.
-    SyncDir { id: IoId },
+    SyncDir {
+        id: IoId,
+    },
 }
 
 impl<B> LogIo<B> {

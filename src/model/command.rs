@@ -39,9 +39,15 @@ pub struct PushItem<'a> {
 pub enum PopTarget<'a> {
     /// Any partition of the queue.
     Queue(Cow<'a, str>),
-    Partition { queue: Cow<'a, str>, partition: Cow<'a, str> },
+    Partition {
+        queue: Cow<'a, str>,
+        partition: Cow<'a, str>,
+    },
     /// Any queue with these labels; an empty label matches all. Never both empty.
-    Labels { namespace: Cow<'a, str>, task: Cow<'a, str> },
+    Labels {
+        namespace: Cow<'a, str>,
+        task: Cow<'a, str>,
+    },
 }
 
 /// Where a group that meets a queue for the first time starts to read.
@@ -114,7 +120,9 @@ pub enum ReadRequest {
     /// One row per queue.
     Queues,
     /// One queue with its partitions.
-    Queue { queue: String },
+    Queue {
+        queue: String,
+    },
     DeadLetters(DeadLetterQuery),
     /// Counters of every shard, for `/metrics` and `/health`.
     Shards,

@@ -13,12 +13,20 @@ pub enum Reply<B> {
     /// One result per item, in request order.
     Ack(Vec<AckResult>),
     Extended(Extended),
-    Configured { queue_id: [u8; 16], options: Box<QueueOptions> },
-    Deleted { existed: bool },
+    Configured {
+        queue_id: [u8; 16],
+        options: Box<QueueOptions>,
+    },
+    Deleted {
+        existed: bool,
+    },
     Queues(Vec<QueueRow>),
     /// `None`: no such queue.
     Queue(Option<Box<QueueDetail>>),
-    DeadLetters { rows: Vec<DeadLetter<B>>, total: u64 },
+    DeadLetters {
+        rows: Vec<DeadLetter<B>>,
+        total: u64,
+    },
     Shards(Vec<ShardStats>),
     Refused(Refusal),
 }
@@ -26,11 +34,20 @@ pub enum Reply<B> {
 /// Outcome of one pushed item. `id` is what an answer shows as `message_id`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum PushResult {
-    Queued { id: MessageId, offset: Offset },
+    Queued {
+        id: MessageId,
+        offset: Offset,
+    },
     /// The original's id (nil when retention removed it) and offset.
-    Duplicate { id: MessageId, offset: Offset },
+    Duplicate {
+        id: MessageId,
+        offset: Offset,
+    },
     /// The id that would have been used.
-    Error { id: MessageId, text: &'static str },
+    Error {
+        id: MessageId,
+        text: &'static str,
+    },
 }
 
 impl PushResult {

@@ -1,0 +1,56 @@
+//! Planted faults for the mutation check.
+//!
+//! Without the `mutants` feature every switch is the constant `false` and compiles to nothing.
+//! With it (only `scripts/mutants.sh` builds so), `LANEMQ_MUTANT=<name>` turns one on: the
+//! simulation must then go red, or it is blind to that fault.
+
+/// A fault that can be planted. The name on the command line is the variant's own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Mutant {
+    /// The log takes a write for durable without its fdatasync.
+    NoDataSync,
+    /// A manifest slot is not synced before it is relied on.
+    NoManifestSync,
+    /// The directory is not synced after a create or a rename.
+    NoDirectorySync,
+    /// A reply leaves before the position it shows is durable.
+    ReplyBeforeDurable,
+    /// A duplicate is answered before its original is durable.
+    DuplicateBeforeDurable,
+    /// Recovery takes a record whose checksum does not match.
+    NoChecksum,
+    /// Recovery does not check that each record names its predecessor.
+    NoChain,
+    /// Recovery does not sync what it found before it relies on it.
+    NoRecoverySync,
+    /// A lease is answered without its record.
+    LeaseNotDurable,
+}
+
+impl Mutant {
+    pub const ALL: [Self; 9] = [
+        Self::NoDataSync,
+        Self::NoManifestSync,
+        Self::NoDirectorySync,
+        Self::ReplyBeforeDurable,
+        Self::DuplicateBeforeDurable,
+        Self::NoChecksum,
+        Self::NoChain,
+        Self::NoRecoverySync,
+        Self::LeaseNotDurable,
+    ];
+
+    /// Whether this fault is planted in this process.
+    #[cfg(feature = "mutants")]
+    pub fn active(self) -> bool {
+        static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
+        let chosen = CHOSEN.get_or_init(|| std::env::var("LANEMQ_MUTANT").ok());
+        chosen.as_deref().is_some_and(|name| name == format!("{self:?}"))
+    }
+
+    #[cfg(not(feature = "mutants"))]
+    #[inline(always)]
+    pub fn active(self) -> bool {
+        false
+    }
+}
