@@ -22,8 +22,11 @@ pub const CHUNK_EXTENSION_BYTES_MAX: usize = 16 << 10;
 pub const TRAILER_BYTES_MAX: usize = 4 << 10;
 /// Segments of a path: four times the longest route.
 pub const PATH_SEGMENTS_MAX: usize = 64;
-/// Free space offered to every receive, and the whole buffer of a quiet connection.
+/// Space offered between two requests, and the whole buffer of a quiet connection.
 pub const RECV_SPACE_MIN: usize = 4 << 10;
+/// Inside a request the buffer grows once less than this is free; it grows by at least
+/// `RECV_SPACE_MIN`, so however small the receives, most of them move nothing.
+pub const RECV_SPACE_LOW: usize = 512;
 /// First space offered to a body; from there on it doubles as bytes really arrive.
 pub const RECV_BODY_STEP: usize = 16 << 10;
 /// A receive buffer over this goes away with its request instead of serving the next one.
@@ -76,6 +79,7 @@ pub const SHARDS_MAX: u16 = 8_191;
 const _: () = assert!(BODY_BYTES_MAX < APPEND_BYTES_MAX);
 const _: () = assert!(TARGET_BYTES_MAX + REQUEST_LINE_SLACK <= HEAD_BYTES_MAX);
 const _: () = assert!(HEAD_BYTES_MAX + RECV_BODY_STEP <= RECV_RETAIN_MAX);
+const _: () = assert!(RECV_SPACE_LOW * 4 <= RECV_SPACE_MIN);
 const _: () = assert!(SEGMENT_BYTES_MIN < SEGMENT_BYTES_DEFAULT);
 const _: () = assert!(SEGMENT_BYTES_MAX < 1 << 36);
 const _: () = assert!(POP_BATCH_DEFAULT <= POP_BATCH_MAX);

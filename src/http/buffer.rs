@@ -21,29 +21,34 @@ pub(super) struct RecvBuffer {
 }
 
 impl RecvBuffer {
-    /// Room for at least `want` bytes between two requests, more where the last request of this
+    /// Room between two requests: at least `enough` bytes, more where the last request of this
     /// connection says that it will be used.
-    pub fn space_idle(&mut self, want: usize) -> &mut [u8] {
-        let hinted = want.max(self.hint.min(RECV_RETAIN_MAX));
-        self.space(hinted, want)
+    pub fn space_idle(&mut self, enough: usize) -> &mut [u8] {
+        assert!(self.filled == 0 && enough > 0);
+        let want = enough.max(self.hint.min(RECV_RETAIN_MAX));
+        if self.bytes.len() < want {
+            // With nothing received, taking the memory back moves no bytes.
+            self.bytes.clear();
+            if !self.bytes.try_reclaim(want) && self.bytes.capacity() < enough {
+                self.reallocate(want);
+            }
+            let granted = want.min(self.bytes.capacity());
+            self.bytes.resize(granted, 0);
+        }
+        &mut self.bytes[..]
     }
 
-    /// Room for `want` bytes, or for `enough` where `want` would need a new allocation because
-    /// a request still holds the front of this one.
+    /// Room inside a request: what there is if it is `enough`, or else `want` more. Growing only
+    /// when the room is used up keeps the copies to one per byte, however small the receives.
     pub fn space(&mut self, want: usize, enough: usize) -> &mut [u8] {
         assert!(0 < enough && enough <= want, "{enough} of {want}");
-        if self.bytes.len() - self.filled < want {
+        if self.bytes.len() - self.filled < enough {
             self.bytes.truncate(self.filled);
             let in_place = self.bytes.capacity() - self.filled;
-            // With nothing received yet, taking the memory back moves no bytes.
-            let granted = if in_place >= want || self.bytes.try_reclaim(want) {
-                want
-            } else if in_place >= enough {
-                in_place
-            } else {
+            if in_place < enough && !self.bytes.try_reclaim(want) {
                 self.reallocate(self.filled + want);
-                want
-            };
+            }
+            let granted = want.min(self.bytes.capacity() - self.filled);
             self.bytes.resize(self.filled + granted, 0);
         }
         &mut self.bytes[self.filled..]
@@ -123,9 +128,11 @@ impl RecvBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::limits::RECV_SPACE_LOW;
 
     fn receive(buffer: &mut RecvBuffer, data: &[u8]) {
-        buffer.space_idle(RECV_SPACE_MIN.max(data.len()))[..data.len()].copy_from_slice(data);
+        let enough = RECV_SPACE_MIN.max(data.len());
+        buffer.space_idle(enough)[..data.len()].copy_from_slice(data);
         buffer.commit(data.len());
     }
 
@@ -169,6 +176,23 @@ mod tests {
         buffer.skip(1);
         buffer.release();
         assert_eq!(buffer.allocated(), 0);
+    }
+
+    #[test]
+    fn growth_is_geometric_however_small_the_receives() {
+        let mut buffer = RecvBuffer::default();
+        buffer.space_idle(RECV_SPACE_MIN);
+        let mut sizes = vec![buffer.allocated()];
+        for _ in 0..1_000_000 {
+            let want = buffer.len().max(RECV_SPACE_MIN);
+            buffer.space(want, RECV_SPACE_LOW)[0] = 1;
+            buffer.commit(1);
+            if sizes.last() != Some(&buffer.allocated()) {
+                sizes.push(buffer.allocated());
+            }
+        }
+        assert!(sizes.len() < 20, "{} sizes", sizes.len());
+        assert!(buffer.allocated() < 2_100_000);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use super::body::ChunkDecoder;
 use super::buffer::RecvBuffer;
 use super::head::{self, Framing, Head, HeadScan};
 use super::{Finish, Limits, Method, Reject, Request, Step, Target};
-use crate::base::limits::{BLANK_BYTES_MAX, RECV_BODY_STEP, RECV_SPACE_MIN};
+use crate::base::limits::{BLANK_BYTES_MAX, RECV_BODY_STEP, RECV_SPACE_LOW, RECV_SPACE_MIN};
 
 /// Decodes the requests of one connection.
 pub struct Decoder {
@@ -58,19 +58,21 @@ impl Decoder {
         Self { limits, buffer: RecvBuffer::default(), state: State::new_head() }
     }
 
-    /// Where the next bytes of the socket go: never less than `RECV_SPACE_MIN`, never much more
-    /// than has already arrived. A claimed length only ever makes it smaller.
+    /// Where the next bytes of the socket go: at least `RECV_SPACE_MIN` between requests, and
+    /// inside one `RECV_SPACE_LOW` or what is left of the body. A body that outgrows the buffer
+    /// is given as much again as has arrived; a claimed length only ever makes that less.
     pub fn recv_space(&mut self) -> &mut [u8] {
         let have = self.buffer.len();
         let need = match &self.state {
             State::Head { .. } | State::Closed if have == 0 => {
                 return self.buffer.space_idle(RECV_SPACE_MIN);
             }
-            State::Head { .. } | State::Closed => 0,
-            State::Body(awaited) => awaited.known_need(have),
+            State::Head { .. } | State::Closed => RECV_SPACE_MIN,
+            State::Body(awaited) => awaited.need(have).max(1),
         };
-        let space = need.min(have.max(RECV_BODY_STEP)).max(RECV_SPACE_MIN);
-        self.buffer.space(space, space)
+        let want = need.min(have.max(RECV_BODY_STEP)).max(RECV_SPACE_MIN);
+        // A whole body is not moved to make room for more than its own last bytes.
+        self.buffer.space(want, need.min(RECV_SPACE_LOW))
     }
 
     /// The first `count` bytes of the last `recv_space` were filled.
@@ -263,11 +265,12 @@ impl Awaited {
         }
     }
 
-    /// Bytes that are known to come, with `have` in the buffer.
-    fn known_need(&self, have: usize) -> usize {
+    /// Bytes that are known or likely to come, with `have` in the buffer.
+    fn need(&self, have: usize) -> usize {
         match &self.body {
             Body::Length(length) => (self.head_bytes + length).saturating_sub(have),
-            Body::Chunked(chunks) => chunks.known_need(),
+            // How many chunks follow is not known: as much again, like any growing list.
+            Body::Chunked(chunks) => chunks.known_need().max(have),
         }
     }
 }

@@ -355,12 +355,14 @@ fn refuse(error: httparse::Error, bytes: &[u8]) -> Reject {
     }
 }
 
-/// Whether the request line ends in a well-formed HTTP version (RFC 9112 2.3).
+/// Whether the request line ends in a well-formed HTTP version (RFC 9112 2.3) that we do not
+/// speak. httparse also blames the version where there is a space too many before it.
 fn names_other_version(bytes: &[u8]) -> bool {
     let line = &bytes[..memchr(b'\r', bytes).unwrap_or(0)];
     let version = line.rsplit(|b| *b == b' ').next().unwrap_or_default();
     matches!(version, [b'H', b'T', b'T', b'P', b'/', major, b'.', minor]
-        if major.is_ascii_digit() && minor.is_ascii_digit())
+        if major.is_ascii_digit() && minor.is_ascii_digit()
+            && !matches!((major, minor), (b'1', b'0' | b'1')))
 }
 
 fn too_large(text: &'static str) -> Reject {
