@@ -23,7 +23,7 @@ pub struct Decoder {
     state: State,
 }
 
-#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each request")]
+/// `Body` is large and yet not boxed: a box would be an allocation for each request.
 enum State {
     Head { scan: HeadScan, blank_bytes: usize },
     Body(Awaited),
