@@ -303,7 +303,8 @@ mod tests {
         let long = format!("{{\"queue\":\"{}\"}}", "q".repeat(412));
         assert_eq!(code(&long), ErrorCode::NameTooLong);
         let hold = format!(
-            r#"{{"queue":"q","options":{{"retentionSinkHold":"{}","retentionSinkHoldMaxSeconds":60}}}}"#,
+            "{{\"queue\":\"q\",\"options\":{{\"retentionSinkHold\":\"{}\",\
+             \"retentionSinkHoldMaxSeconds\":60}}}}",
             "a".repeat(64)
         );
         assert_eq!(read(&hold).retention_sink_hold_max_seconds, Setting::Set(60));

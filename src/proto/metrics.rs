@@ -56,37 +56,72 @@ struct Family {
     name: &'static str,
     kind: &'static str,
     help: &'static str,
-    value: fn(&ShardStats) -> u64,
+    value: Read,
 }
 
 const COUNTER: &str = "counter";
 const GAUGE: &str = "gauge";
 
-macro_rules! family {
-    ($key:literal, $name:literal, $kind:ident, $help:literal, $value:expr) => {
-        Family { key: $key, name: $name, kind: $kind, help: $help, value: $value }
-    };
+type Read = fn(&ShardStats) -> u64;
+
+const fn counter(key: &'static str, name: &'static str, help: &'static str, value: Read) -> Family {
+    Family { key, name, kind: COUNTER, help, value }
 }
 
-#[rustfmt::skip]
+const fn gauge(key: &'static str, name: &'static str, help: &'static str, value: Read) -> Family {
+    Family { key, name, kind: GAUGE, help, value }
+}
+
 const FAMILIES: [Family; 17] = [
-    family!("pushed", "lanemq_pushed_messages_total", COUNTER, "Messages stored.", |s| s.pushed),
-    family!("duplicates", "lanemq_duplicate_messages_total", COUNTER, "Pushed messages answered with their original.", |s| s.duplicates),
-    family!("popped", "lanemq_popped_messages_total", COUNTER, "Messages delivered.", |s| s.popped),
-    family!("acked", "lanemq_acked_messages_total", COUNTER, "Messages settled by an ack.", |s| s.acked),
-    family!("deadLettered", "lanemq_dead_lettered_messages_total", COUNTER, "Messages filed as dead letters.", |s| s.dead_lettered),
-    family!("claims", "lanemq_claims_total", COUNTER, "Claims of a partition that delivered.", |s| s.claims),
-    family!("emptyClaims", "lanemq_empty_claims_total", COUNTER, "Claims of a partition that found nothing.", |s| s.empty_claims),
-    family!("appendedBytes", "lanemq_log_appended_bytes_total", COUNTER, "Bytes appended to the log.", |s| s.appended_bytes),
-    family!("syncs", "lanemq_log_syncs_total", COUNTER, "Completed syncs of the log.", |s| s.syncs),
-    family!("queues", "lanemq_queues", GAUGE, "Queues.", |s| s.queues),
-    family!("partitions", "lanemq_partitions", GAUGE, "Partitions.", |s| s.partitions),
-    family!("parked", "lanemq_parked_pops", GAUGE, "Pops that wait for a message.", |s| s.parked),
-    family!("leases", "lanemq_leases", GAUGE, "Live leases.", |s| s.leases),
-    family!("segments", "lanemq_log_segments", GAUGE, "Segments of the log.", |s| s.segments),
-    family!("dedupIds", "lanemq_dedup_ids", GAUGE, "Transaction ids kept to recognise repeats.", |s| s.dedup_ids),
-    family!("storageFull", "lanemq_storage_full", GAUGE, "1 when growing writes are refused for lack of space.", |s| u64::from(s.storage_full)),
-    family!("faulted", "lanemq_shard_faulted", GAUGE, "1 when the shard takes no writes since its disk failed.", |s| u64::from(s.fault.is_some())),
+    counter("pushed", "lanemq_pushed_messages_total", "Messages stored.", |s| s.pushed),
+    counter(
+        "duplicates",
+        "lanemq_duplicate_messages_total",
+        "Pushed messages answered with their original.",
+        |s| s.duplicates,
+    ),
+    counter("popped", "lanemq_popped_messages_total", "Messages delivered.", |s| s.popped),
+    counter("acked", "lanemq_acked_messages_total", "Messages settled by an ack.", |s| s.acked),
+    counter(
+        "deadLettered",
+        "lanemq_dead_lettered_messages_total",
+        "Messages filed as dead letters.",
+        |s| s.dead_lettered,
+    ),
+    counter("claims", "lanemq_claims_total", "Claims of a partition that delivered.", |s| s.claims),
+    counter(
+        "emptyClaims",
+        "lanemq_empty_claims_total",
+        "Claims of a partition that found nothing.",
+        |s| s.empty_claims,
+    ),
+    counter(
+        "appendedBytes",
+        "lanemq_log_appended_bytes_total",
+        "Bytes appended to the log.",
+        |s| s.appended_bytes,
+    ),
+    counter("syncs", "lanemq_log_syncs_total", "Completed syncs of the log.", |s| s.syncs),
+    gauge("queues", "lanemq_queues", "Queues.", |s| s.queues),
+    gauge("partitions", "lanemq_partitions", "Partitions.", |s| s.partitions),
+    gauge("parked", "lanemq_parked_pops", "Pops that wait for a message.", |s| s.parked),
+    gauge("leases", "lanemq_leases", "Live leases.", |s| s.leases),
+    gauge("segments", "lanemq_log_segments", "Segments of the log.", |s| s.segments),
+    gauge("dedupIds", "lanemq_dedup_ids", "Transaction ids kept to recognise repeats.", |s| {
+        s.dedup_ids
+    }),
+    gauge(
+        "storageFull",
+        "lanemq_storage_full",
+        "1 when growing writes are refused for lack of space.",
+        |s| u64::from(s.storage_full),
+    ),
+    gauge(
+        "faulted",
+        "lanemq_shard_faulted",
+        "1 when the shard takes no writes since its disk failed.",
+        |s| u64::from(s.fault.is_some()),
+    ),
 ];
 
 /// The exposition format, version 0.0.4: each family with its help and type, one sample for

@@ -199,6 +199,11 @@ pub(super) fn write_autopilot(chosen: Autopilot, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
+/// A frame without trace id, producer, transaction id and payload.
+const FRAME_BYTES_MIN: usize = 4 + 1 + 16 + 2;
+/// Keys, id and time of a message in JSON, beside what its frame and its claim bring.
+const MESSAGE_BYTES: usize = 160;
+
 /// Writes the messages of one claim. What is the same for all of them is put to text once.
 struct MessageWriter<'c, B> {
     claim: &'c Claim<B>,
@@ -244,25 +249,28 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
         if head.codec != frame::CODEC_RAW {
             return Err(unshowable("a stored batch is compressed"));
         }
+        // Checked before the count sizes anything.
+        if rest.len() / FRAME_BYTES_MIN < head.count as usize {
+            return Err(unshowable("a stored batch is shorter than its count"));
+        }
         self.created_at.clear();
         time::write_millis(&mut self.created_at, head.created_at_us);
-        let end = head.base_offset.0 + u64::from(head.count);
-        let wanted = self.claim.start.0..=self.claim.end.0;
+        let (first, end) =
+            (head.base_offset.0, head.base_offset.0.saturating_add(head.count.into()));
+        let (start, last) = (self.claim.start.0, self.claim.end.0);
         // All of the batch is the common case; of one that overhangs, its share.
-        let shown = end
-            .min(wanted.end().saturating_add(1))
-            .saturating_sub(head.base_offset.0.max(*wanted.start()));
-        let share = rest.len() as u64 * shown / u64::from(head.count).max(1);
-        out.reserve(share as usize + shown as usize * (self.middle.len() + self.end.len() + 128));
-        for offset in head.base_offset.0..end {
-            if offset > *wanted.end() {
+        let shown = end.min(last.saturating_add(1)).saturating_sub(first.max(start)) as usize;
+        let share = rest.len() * shown / (head.count as usize).max(1);
+        out.reserve(share + shown * (self.middle.len() + self.end.len() + MESSAGE_BYTES));
+        for offset in first..end {
+            if offset > last {
                 break;
             }
             let Some((frame, after)) = frame::split_frame(rest) else {
                 return Err(unshowable("a stored batch is shorter than its count"));
             };
             rest = after;
-            if offset >= *wanted.start() {
+            if offset >= start {
                 if out.len() > messages_start {
                     out.push(b',');
                 }
@@ -527,7 +535,8 @@ mod tests {
              \"deliveryAttempt\":2,\"offset\":"
         );
         let want = format!(
-            "{{\"success\":true,\"queue\":\"orders\",\"partition\":\"p\\\"7\",\"partitionId\":\"7\",\
+            "{{\"success\":true,\"queue\":\"orders\",\"partition\":\"p\\\"7\",\
+             \"partitionId\":\"7\",\
              \"leaseId\":\"{lease}\",\"consumerGroup\":\"g\",\"messages\":[\
              {{\"id\":\"00000000-0000-0000-0000-000000000000\",\"transactionId\":\"t\\n\",\
              \"traceId\":null,\"data\": {{\"a\" :1.0}},{tail}10}},\
@@ -554,7 +563,10 @@ mod tests {
         assert_eq!((&value["leaseId"], &value["messages"][0]["leaseId"]), (&"".into(), &"".into()));
         assert_eq!(value["messages"][0].get("queue"), None);
         r.claims.clear();
-        let want = r#"{"success":true,"queue":"","partition":"","partitionId":"","leaseId":"","consumerGroup":"g","messages":[],"partitionsClaimed":0}"#;
+        let want = concat!(
+            r#"{"success":true,"queue":"","partition":"","partitionId":"","leaseId":"","#,
+            r#""consumerGroup":"g","messages":[],"partitionsClaimed":0}"#
+        );
         assert_eq!(json(&r, false), want);
     }
 

@@ -333,8 +333,8 @@ mod tests {
         let want = concat!(
             r#"{"id":"5","name":"p","createdAt":"1970-01-01T00:00:00.000000Z","messages":"#,
             r#"{"total":10,"pending":6,"processing":2,"completed":3,"deadLetter":1},"stats":"#,
-            r#"{"total":10,"pending":6,"processing":2,"completed":3,"failed":null,"deadLetter":1},"#,
-            r#""cursor":{"totalConsumed":4,"batchesConsumed":0},"#,
+            r#"{"total":10,"pending":6,"processing":2,"completed":3,"failed":null,"#,
+            r#""deadLetter":1},"cursor":{"totalConsumed":4,"batchesConsumed":0},"#,
             r#""lastActivity":"1970-01-01T00:00:01.000001Z","oldestMessage":null,"#,
             r#""newestMessage":"1970-01-01T00:00:01.000001Z","retainedBytes":999}"#
         );
