@@ -174,12 +174,17 @@ pub fn plan(config: &Config, shards: usize) -> Result<Plan, StartRefused> {
         return Err(memlock_too_low(memlock));
     }
     plan_with(&Means {
-        cpus: choose_cpus(config.cpus.as_ref(), &allowed_cpus())?,
+        cpus: cpus(config)?,
         shards,
         memlock: (!may_lock_memory()).then_some(memlock),
         files,
         connections: config.max_connections,
     })
+}
+
+/// The cores to use, before other limits.
+pub fn cpus(config: &Config) -> Result<Vec<usize>, StartRefused> {
+    choose_cpus(config.cpus.as_ref(), &allowed_cpus())
 }
 
 fn plan_with(means: &Means) -> Result<Plan, StartRefused> {
@@ -306,9 +311,12 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, StartRefused> {
     sys::bind(address).map_err(|error| explain_port(address, &error))
 }
 
-/// Opens it, once every shard is ready.
-pub fn open_port(socket: &TcpListener, address: SocketAddr) -> Result<(), StartRefused> {
-    sys::listen(socket, 4_096).map_err(|error| explain_port(address, &error))
+/// Opens it, once every shard is ready. Returns the address clients reach, whose port the
+/// system has chosen where it was 0.
+pub fn open_port(socket: &TcpListener, address: SocketAddr) -> Result<SocketAddr, StartRefused> {
+    sys::listen(socket, 4_096)
+        .and_then(|()| socket.local_addr())
+        .map_err(|error| explain_port(address, &error))
 }
 
 fn explain_port(address: SocketAddr, error: &io::Error) -> StartRefused {

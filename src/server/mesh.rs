@@ -31,6 +31,8 @@ pub enum Message {
     Drain,
     /// All requests are answered: close what is left and stop the shards.
     Stop,
+    /// Every shard of every executor has stopped: end.
+    Exit,
 }
 
 #[derive(Default)]
