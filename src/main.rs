@@ -39,7 +39,10 @@ fn main() -> ExitCode {
 }
 
 fn no_signals(error: std::io::Error) -> StartRefused {
-    StartRefused::new(format!("signals cannot be blocked ({error})"), "a look at the seccomp profile")
+    StartRefused::new(
+        format!("signals cannot be blocked ({error})"),
+        "a look at the seccomp profile",
+    )
 }
 
 /// To stderr; also what glommio says through the `log` crate, such as buffers it could not

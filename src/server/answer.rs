@@ -157,7 +157,9 @@ impl Outbox {
             let answer = item.answer.as_ref();
             let body = answer.map_or(&[][..], |answer| &answer.body);
             let pieces = answer.map_or(&[][..], |answer| &answer.pieces);
-            [&self.heads[item.head.clone()], body].into_iter().chain(pieces.iter().flat_map(bytes_of))
+            [&self.heads[item.head.clone()], body]
+                .into_iter()
+                .chain(pieces.iter().flat_map(bytes_of))
         })
     }
 
@@ -221,8 +223,7 @@ mod tests {
 
     #[test]
     fn an_oversized_body_is_refused_in_plain_text() {
-        let reject =
-            Reject { status: 413, code: "payload_too_large", text: "too large".into() };
+        let reject = Reject { status: 413, code: "payload_too_large", text: "too large".into() };
         let answer = Answer::rejected(&reject);
         assert_eq!((answer.content_type, &*answer.body), (TEXT, &b"too large"[..]));
         let reject = Reject { status: 400, code: "bad_request", text: "a \"b\"".into() };

@@ -117,6 +117,9 @@ struct Conn {
     peer_done: bool,
     /// There may be unread bytes at the end.
     linger: bool,
+    /// Requests that were counted as open and not yet as answered.
+    counted: usize,
+    /// Answers since others last had their turn.
     answered: usize,
 }
 
@@ -165,6 +168,7 @@ impl Conn {
             last: false,
             peer_done: false,
             linger: false,
+            counted: 0,
             answered: 0,
             node,
         }
@@ -218,7 +222,7 @@ impl Conn {
             http10: request.http10,
         };
         self.last = !request.keep_alive;
-        self.node.count_open(1, 0);
+        self.count_request();
         let operation = operate::answer(self.node.clone(), self.shard.clone(), request);
         let mut operation: Pin<Box<dyn Future<Output = Answer>>> = Box::pin(operation);
         // Polled here, so that requests reach the shard in the order they came.
@@ -237,6 +241,11 @@ impl Conn {
         self.open.push_back(Open { state, asked, parked: false });
     }
 
+    fn count_request(&mut self) {
+        self.counted += 1;
+        self.node.count_open(1, 0);
+    }
+
     fn plain(keep_alive: bool) -> Asked {
         Asked { method: Method::Get, keep_alive, http10: false }
     }
@@ -246,7 +255,7 @@ impl Conn {
         self.decoder.close();
         self.last = true;
         self.linger = true;
-        self.node.count_open(1, 0);
+        self.count_request();
         self.push(State::Done(answer), Self::plain(false));
     }
 
@@ -289,10 +298,10 @@ impl Conn {
             return Ok(false);
         }
         // An error drops the outbox: what its answers claimed goes back.
-        let result = self.send(&outbox).await;
+        self.send(&outbox).await?;
         let requests = outbox.requests();
+        self.counted -= requests;
         self.node.count_open(0, requests);
-        result?;
         outbox.all_sent();
         self.node.return_outbox(outbox);
         self.answered += requests;
@@ -314,6 +323,12 @@ impl Conn {
                 }
             }
             let Some(mut first) = self.open.pop_front() else { return };
+            if first.parked && self.took_claims_too_late(&first.state) {
+                // Dropping the answer gives its claims back.
+                first.state = State::Done(Answer::nothing());
+                self.peer_done = true;
+                self.last = true;
+            }
             // A drain lets every connection end at its next pause.
             if self.open.is_empty()
                 && self.node.control().is_draining()
@@ -328,6 +343,13 @@ impl Conn {
                 State::Working(_) => unreachable!("it was just seen to be done"),
             }
         }
+    }
+
+    /// Messages for a client that has gone while its pop was parked: the kernel would take the
+    /// answer and nobody would read it. One more call, for answers of parked pops only.
+    fn took_claims_too_late(&self, state: &State) -> bool {
+        matches!(state, State::Done(answer) if answer.claimed.is_some())
+            && (self.peer_done || sys::has_left(&self.stream))
     }
 
     /// Resolves when the kernel has all of it.
@@ -472,8 +494,7 @@ impl Conn {
 
 impl Drop for Conn {
     fn drop(&mut self) {
-        let open = self.open.iter().filter(|open| !matches!(open.state, State::Raw(_))).count();
-        self.node.count_open(0, open);
+        self.node.count_open(0, self.counted);
         self.node.watches.remove(self.watch_index);
     }
 }

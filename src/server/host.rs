@@ -220,7 +220,8 @@ fn share_memlock(limit: u64, wanted: usize) -> Result<(usize, usize, usize), Sta
     }
     let io_memory = (each - ring * RING_ENTRY_BYTES) / IO_MEMORY_TIMES;
     // Whole pages of 64 KiB, and not all that is left: the formula was fitted to measurements.
-    let io_memory = (io_memory / 2 / IO_MEMORY_MIN * IO_MEMORY_MIN).clamp(IO_MEMORY_MIN, IO_MEMORY_MAX);
+    let io_memory =
+        (io_memory / 2 / IO_MEMORY_MIN * IO_MEMORY_MIN).clamp(IO_MEMORY_MIN, IO_MEMORY_MAX);
     Ok((executors, ring, io_memory))
 }
 
@@ -323,7 +324,10 @@ fn explain_port(address: SocketAddr, error: &io::Error) -> StartRefused {
     match error.raw_os_error() {
         Some(libc::EADDRINUSE) => StartRefused::new(
             format!("port {} is taken by another process ({address})", address.port()),
-            format!("--listen with another port, or find it: ss -ltnp 'sport = :{}'", address.port()),
+            format!(
+                "--listen with another port, or find it: ss -ltnp 'sport = :{}'",
+                address.port()
+            ),
         ),
         Some(libc::EACCES) => StartRefused::new(
             format!("this user may not listen on port {}", address.port()),

@@ -115,9 +115,8 @@ impl Dealer {
 
     fn choose(&mut self) -> usize {
         let count = self.control.gauges.len();
-        let held = |executor: &usize| {
-            self.control.gauges[*executor].connections.load(Ordering::Acquire)
-        };
+        let held =
+            |executor: &usize| self.control.gauges[*executor].connections.load(Ordering::Acquire);
         let first = self.next;
         let chosen = (0..count).map(|i| (first + i) % count).min_by_key(held).unwrap_or(0);
         self.next = (chosen + 1) % count;
@@ -132,12 +131,8 @@ mod tests {
     #[test]
     fn connections_go_where_the_fewest_are() {
         let control = Arc::new(Control::new(3));
-        let mut dealer = Dealer {
-            mesh: Mesh::new(3),
-            control: control.clone(),
-            connections_each: 2,
-            next: 0,
-        };
+        let mut dealer =
+            Dealer { mesh: Mesh::new(3), control: control.clone(), connections_each: 2, next: 0 };
         let mut take = |dealer: &mut Dealer| {
             let chosen = dealer.choose();
             control.gauges[chosen].connections.fetch_add(1, Ordering::Relaxed);

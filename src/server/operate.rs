@@ -21,7 +21,9 @@ use crate::proto::health::Condition;
 use crate::proto::metrics::ServerStats;
 use crate::proto::pop::Piece;
 use crate::proto::query::Query;
-use crate::proto::{ack, configure, dlq, error, health, lease, metrics, pop, push, queues, resources};
+use crate::proto::{
+    ack, configure, dlq, error, health, lease, metrics, pop, push, queues, resources,
+};
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const FRAMED_POP: &str = "application/x-queen-pop";
@@ -41,10 +43,8 @@ async fn operate(
     request: Request,
 ) -> Result<Answer, Refusal> {
     refuse_codings(&request)?;
-    let segments = request
-        .target
-        .segments()
-        .map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))?;
+    let segments =
+        request.target.segments().map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))?;
     match route::find(request.method, &segments) {
         Route::Push => push(shard, &request).await,
         Route::Pop(target) => {
@@ -149,9 +149,7 @@ async fn push(shard: &Rc<ShardHandle>, request: &Request) -> Result<Answer, Refu
     }
     let items = push::decode(&request.body)?;
     match shard.handle(Command::Push(&items)).await {
-        Reply::Push(results) => {
-            Ok(Answer::json(201, |out| push::encode(&items, &results, out)))
-        }
+        Reply::Push(results) => Ok(Answer::json(201, |out| push::encode(&items, &results, out))),
         other => Err(unexpected(&other)),
     }
 }
@@ -321,8 +319,7 @@ async fn check_health(node: &Rc<Node>, shard: &Rc<ShardHandle>) -> Result<Answer
     };
     let condition = Condition::of(&stats, node.control().is_draining());
     let status = if condition.is_healthy() { 200 } else { 503 };
-    let mut answer =
-        Answer::json(status, |out| health::encode(condition, &stats, uptime, out));
+    let mut answer = Answer::json(status, |out| health::encode(condition, &stats, uptime, out));
     answer.retry_after = (status == 503).then_some(1);
     Ok(answer)
 }
@@ -340,4 +337,3 @@ fn server_stats(node: &Node) -> ServerStats {
         cpu_system_us: usage.cpu_system_us,
     }
 }
-

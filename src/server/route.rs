@@ -47,7 +47,9 @@ pub fn find<'a>(method: Method, path: &'a [Cow<'a, str>]) -> Route<'a> {
     names.iter_mut().zip(path).for_each(|(name, segment)| *name = segment);
     let route = match (method, &names[..path.len()]) {
         (Post, ["api", "v1", "push"]) => Route::Push,
-        (Get, ["api", "v1", "pop", "queue", queue]) => Route::Pop(PopTarget::Queue((*queue).into())),
+        (Get, ["api", "v1", "pop", "queue", queue]) => {
+            Route::Pop(PopTarget::Queue((*queue).into()))
+        }
         (Post, ["api", "v1", "ack"]) => Route::Ack,
         (Post, ["api", "v1", "ack", "batch"]) => Route::AckBatch,
         (Get, ["api", "v1", "pop", "queue", queue, "partition", partition]) => {

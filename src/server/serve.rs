@@ -208,9 +208,9 @@ impl Broker {
     /// Sleeps while the broker serves. Returns a fault, or nothing after a signal.
     fn until_end(&self) -> Option<String> {
         loop {
-            let seen = self.control.wait(Some(LOOK), |progress| {
-                progress.fault.is_some() || progress.signal.is_some()
-            });
+            let seen = self
+                .control
+                .wait(Some(LOOK), |progress| progress.fault.is_some() || progress.signal.is_some());
             match seen {
                 Some(Progress { fault: Some(fault), .. }) => return Some(fault),
                 Some(Progress { signal, .. }) => {
