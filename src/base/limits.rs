@@ -10,6 +10,27 @@ pub const HEADERS_MAX: usize = 96;
 pub const TARGET_BYTES_MAX: usize = 16 << 10;
 /// Requests of one connection that are being worked on at once.
 pub const PIPELINE_MAX: usize = 64;
+/// What a request line holds beside its target: a method of any sane length, the version.
+pub const REQUEST_LINE_SLACK: usize = 64;
+/// Empty lines before a request line, in bytes: some clients end a body with a stray CRLF.
+pub const BLANK_BYTES_MAX: usize = 16;
+/// One chunk-size line with its extensions, which nobody sends and we do not read.
+pub const CHUNK_LINE_BYTES_MAX: usize = 256;
+/// Extensions of all chunks of a body: bytes that cost the sender but carry nothing.
+pub const CHUNK_EXTENSION_BYTES_MAX: usize = 16 << 10;
+/// All trailers of a chunked body; they are dropped.
+pub const TRAILER_BYTES_MAX: usize = 4 << 10;
+/// Segments of a path: four times the longest route.
+pub const PATH_SEGMENTS_MAX: usize = 64;
+/// Space offered between two requests, and the whole buffer of a quiet connection.
+pub const RECV_SPACE_MIN: usize = 4 << 10;
+/// Inside a request the buffer grows once less than this is free; it grows by at least
+/// `RECV_SPACE_MIN`, so however small the receives, most of them move nothing.
+pub const RECV_SPACE_LOW: usize = 512;
+/// First space offered to a body; from there on it doubles as bytes really arrive.
+pub const RECV_BODY_STEP: usize = 16 << 10;
+/// A receive buffer over this goes away with its request instead of serving the next one.
+pub const RECV_RETAIN_MAX: usize = 256 << 10;
 
 /// Default tenant of the name budget: its 36 bytes are counted though we keep no tenants, so
 /// that a name legal here is legal on every broker of this wire.
@@ -56,6 +77,9 @@ pub const DLQ_LIMIT_MAX: usize = 1_000;
 pub const SHARDS_MAX: u16 = 8_191;
 
 const _: () = assert!(BODY_BYTES_MAX < APPEND_BYTES_MAX);
+const _: () = assert!(TARGET_BYTES_MAX + REQUEST_LINE_SLACK <= HEAD_BYTES_MAX);
+const _: () = assert!(HEAD_BYTES_MAX + RECV_BODY_STEP <= RECV_RETAIN_MAX);
+const _: () = assert!(RECV_SPACE_LOW * 4 <= RECV_SPACE_MIN);
 const _: () = assert!(SEGMENT_BYTES_MIN < SEGMENT_BYTES_DEFAULT);
 const _: () = assert!(SEGMENT_BYTES_MAX < 1 << 36);
 const _: () = assert!(POP_BATCH_DEFAULT <= POP_BATCH_MAX);

@@ -39,17 +39,19 @@ impl Now {
     }
 }
 
-/// A civil date and time of day in UTC, for the two text forms of the wire.
-struct Civil {
-    year: i64,
-    month: u32,
-    day: u32,
-    second_of_day: i64,
+/// A civil date and time of day in UTC, for the text forms of the wire.
+pub struct Civil {
+    pub year: i64,
+    /// 1 to 12.
+    pub month: u32,
+    /// 1 to 31.
+    pub day: u32,
+    pub second_of_day: i64,
 }
 
 /// Days since 1970-01-01 to a proleptic Gregorian date (Hinnant's algorithm: eras of 400
 /// years that begin on 1 March, so the leap day is the last of its year).
-fn civil(wall_us: i64) -> Civil {
+pub fn civil(wall_us: i64) -> Civil {
     let seconds = wall_us.div_euclid(1_000_000);
     let days = seconds.div_euclid(86_400) + 719_468;
     let era = days.div_euclid(146_097);
