@@ -1,1 +1,44 @@
-//! Placeholder until its first file lands.
+//! Layer 2: bodies and query parameters of the wire, to and from the model's plain data.
+//!
+//! One file per operation, each with what it reads and what it writes. Nothing here knows HTTP,
+//! the log or the broker: bytes come in, a checked command or a [`Refusal`] goes out, and back.
+//! Decoders borrow from the request wherever the text needs no unescaping; a payload is never
+//! copied and never written anew.
+//!
+//! [`Refusal`]: crate::model::error::Refusal
+
+pub mod ack;
+pub mod configure;
+pub mod dlq;
+pub mod error;
+pub mod health;
+pub mod json;
+pub mod lease;
+pub mod metrics;
+pub mod pop;
+mod pop_frames;
+pub mod push;
+pub mod query;
+pub mod queues;
+pub mod resources;
+
+use crate::base::limits;
+use crate::model::error::{ErrorCode, Refusal};
+
+/// The rule of names: a queue has one, and with its longest companion (partition or group) it
+/// stays within the budget.
+fn check_names(queue: &str, others: [&str; 2]) -> Result<(), Refusal> {
+    if queue.is_empty() {
+        return Err(Refusal::new(ErrorCode::BadRequest, "the queue name is empty"));
+    }
+    check_budget(queue, others)
+}
+
+fn check_budget(queue: &str, others: [&str; 2]) -> Result<(), Refusal> {
+    let bytes = queue.len() + others[0].len().max(others[1].len());
+    if bytes > limits::NAMES_BYTES_MAX {
+        let text = format!("names take {bytes} bytes, the limit is {}", limits::NAMES_BYTES_MAX);
+        return Err(Refusal::new(ErrorCode::NameTooLong, text));
+    }
+    Ok(())
+}

@@ -1,0 +1,171 @@
+//! Listing dead letters.
+
+use super::json::{self, Fields};
+use super::pop::{payload_or_null, unshowable};
+use super::query::Query;
+use crate::base::buf::IoBuf;
+use crate::base::limits;
+use crate::model::command::DeadLetterQuery;
+use crate::model::error::Refusal;
+use crate::model::frame::{self, Frame};
+use crate::model::reply::DeadLetter;
+
+/// Reads the filters. A time that is none is refused: taken as absent it would show, and to a
+/// tool that then deletes, offer, more than was asked for.
+pub fn decode(query: &Query<'_>) -> Result<DeadLetterQuery, Refusal> {
+    let text = |key| query.text(key).map(|value| value.clone().into_owned());
+    Ok(DeadLetterQuery {
+        queue: text("queue"),
+        partition: text("partition"),
+        group: text("consumerGroup"),
+        from_us: query.instant("from")?,
+        to_us: query.instant("to")?,
+        limit: query.page("limit", limits::DLQ_LIMIT_DEFAULT, 1..=limits::DLQ_LIMIT_MAX),
+        offset: query.page("offset", 0, 0..=usize::MAX),
+    })
+}
+
+/// Writes one page. `total` counts all matches. Fails, with `out` as it was, when a stored
+/// message cannot be shown.
+pub fn encode<B: IoBuf>(
+    rows: &[DeadLetter<B>],
+    total: u64,
+    query: &DeadLetterQuery,
+    out: &mut Vec<u8>,
+) -> Result<(), Refusal> {
+    let start = out.len();
+    out.extend_from_slice(b"{\"messages\":[");
+    for (i, row) in rows.iter().enumerate() {
+        if i > 0 {
+            out.push(b',');
+        }
+        let bytes = row.frame.contiguous();
+        match frame::split_frame(&bytes) {
+            Some((frame, [])) if frame.flags & frame::FLAG_ENCRYPTED == 0 => {
+                write_row(row, &frame, out);
+            }
+            _ => {
+                out.truncate(start);
+                return Err(unshowable("a dead letter is encrypted or not one whole message"));
+            }
+        }
+    }
+    out.extend_from_slice(b"],\"total\":");
+    json::write_integer(out, total);
+    out.extend_from_slice(b",\"pagination\":");
+    Fields::begin(out).integer("limit", query.limit).integer("offset", query.offset).end();
+    out.push(b'}');
+    Ok(())
+}
+
+fn write_row<B>(row: &DeadLetter<B>, frame: &Frame<'_>, out: &mut Vec<u8>) {
+    let mut fields = Fields::begin(out);
+    fields.uuid("id", &row.id).text("queue", &row.queue).text("partition", &row.partition);
+    write_quoted_integer(fields.key("partitionId"), row.partition_id.0);
+    fields
+        .micros("createdAt", row.created_at_us)
+        .text("consumerGroup", &row.group)
+        .integer("offset", row.offset.0)
+        .uuid("messageId", &frame.id.0);
+    write_bytes(fields.key("transactionId"), frame.transaction_id);
+    // The same value twice: older clients read one key, newer ones the other.
+    fields.key("data").extend_from_slice(payload_or_null(frame.payload));
+    fields.key("payload").extend_from_slice(payload_or_null(frame.payload));
+    match frame.producer {
+        Some(producer) => write_bytes(fields.key("producerSub"), producer),
+        None => _ = fields.null("producerSub"),
+    }
+    fields
+        .text("errorMessage", &row.error)
+        .integer("retryCount", row.retry_count)
+        .micros("failedAt", row.failed_at_us)
+        .end();
+}
+
+fn write_quoted_integer(out: &mut Vec<u8>, n: u64) {
+    out.push(b'"');
+    json::write_integer(out, n);
+    out.push(b'"');
+}
+
+fn write_bytes(out: &mut Vec<u8>, text: &[u8]) {
+    out.push(b'"');
+    json::write_escaped(out, text);
+    out.push(b'"');
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::buf::{Gather, HeapBuf};
+    use crate::base::ids::{MessageId, Offset, PartitionId};
+    use crate::model::error::ErrorCode;
+    use crate::proto::query::query;
+
+    #[test]
+    fn filters_are_read_with_their_defaults() {
+        let all = decode(&query("queue=&consumerGroup=")).unwrap();
+        assert_eq!(all, DeadLetterQuery { limit: 100, ..Default::default() });
+        let text = "queue=q&partition=p&consumerGroup=g&from=1970-01-01&to=1970-01-02&limit=5000\
+                    &offset=-3";
+        let want = DeadLetterQuery {
+            queue: Some("q".into()),
+            partition: Some("p".into()),
+            group: Some("g".into()),
+            from_us: Some(0),
+            to_us: Some(86_400_000_000),
+            limit: 1_000,
+            offset: 0,
+        };
+        assert_eq!(decode(&query(text)).unwrap(), want);
+        assert_eq!(decode(&query("limit=x&offset=x")).unwrap(), all);
+        assert_eq!(decode(&query("from=x")).unwrap_err().code, ErrorCode::BadRequest);
+    }
+
+    fn row(frame: Vec<u8>) -> DeadLetter<HeapBuf> {
+        DeadLetter {
+            id: [0x44; 16],
+            queue: "q".into(),
+            partition: "p".into(),
+            partition_id: PartitionId(7),
+            group: "__QUEUE_MODE__".into(),
+            offset: Offset(9),
+            created_at_us: 1_700_000_000_123_456,
+            failed_at_us: 1_700_000_001_000_000,
+            error: "why \"so\"".into(),
+            retry_count: 3,
+            frame: Gather::Owned(frame),
+        }
+    }
+
+    #[test]
+    fn a_page_has_the_wires_keys_in_order() {
+        let mut bytes = Vec::new();
+        frame::write_frame(&mut bytes, MessageId([0x55; 16]), b"t-1", b"{\"n\": 1}");
+        let query = DeadLetterQuery { limit: 100, offset: 2, ..Default::default() };
+        let mut out = Vec::new();
+        encode(&[row(bytes.clone())], 5, &query, &mut out).unwrap();
+        let want = concat!(
+            r#"{"messages":[{"id":"44444444-4444-4444-4444-444444444444","queue":"q","#,
+            r#""partition":"p","partitionId":"7","createdAt":"2023-11-14T22:13:20.123456Z","#,
+            r#""consumerGroup":"__QUEUE_MODE__","offset":9,"#,
+            r#""messageId":"55555555-5555-5555-5555-555555555555","transactionId":"t-1","#,
+            r#""data":{"n": 1},"payload":{"n": 1},"producerSub":null,"#,
+            r#""errorMessage":"why \"so\"","retryCount":3,"#,
+            r#""failedAt":"2023-11-14T22:13:21.000000Z"}],"total":5,"#,
+            r#""pagination":{"limit":100,"offset":2}}"#
+        );
+        assert_eq!(String::from_utf8_lossy(&out), want);
+        let read: queen_protocol::DlqResponse = serde_json::from_slice(&out).unwrap();
+        assert_eq!((read.total, read.messages[0].error.as_deref()), (5, Some("why \"so\"")));
+
+        bytes.push(0);
+        let before = out.len();
+        assert!(encode(&[row(bytes)], 5, &query, &mut out).is_err());
+        assert_eq!(out.len(), before);
+        out.clear();
+        encode::<HeapBuf>(&[], 0, &query, &mut out).unwrap();
+        let want = br#"{"messages":[],"total":0,"pagination":{"limit":100,"offset":2}}"#;
+        assert_eq!(out, want);
+    }
+}
