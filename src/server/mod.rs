@@ -1,1 +1,19 @@
-//! Placeholder until its first file lands.
+//! Layer 4: the driver. The only folder that knows glommio, sockets, files, threads and clocks.
+//!
+//! It hands commands to the shards, performs what they ask for, and gives the answers back.
+//! One executor thread on each core; a connection and a shard stay on theirs. Nothing borrowed
+//! from a shard lives across an await ([`shard::ShardHandle`] is the one door).
+
+pub mod clock;
+pub mod control;
+pub mod directory;
+pub mod disk;
+pub mod dma;
+pub mod executor;
+pub mod fs_storage;
+pub mod host;
+pub mod mesh;
+pub mod replies;
+pub mod shard;
+pub mod sys;
+pub mod unpark;

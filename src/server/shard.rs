@@ -1,0 +1,376 @@
+//! [`ShardHandle`]: the one door to a shard, and the pump that performs what it asks for.
+//!
+//! The shard sits in a private cell that is borrowed only inside synchronous steps: no borrow
+//! can live across an await, and no other file can reach it. After each step the pump takes
+//! the effects: I/O becomes a task, a peer's message goes to the mesh, a reply to the request
+//! that waits for it.
+//!
+//! A panic inside the shard aborts the process after naming itself: its state is no longer to
+//! be trusted, and the log is whole on the disk.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll, Waker};
+
+use glommio::timer::Timer;
+
+use super::clock::Clock;
+use super::control::Control;
+use super::disk::Disk;
+use super::dma::DmaBuf;
+use super::fs_storage::FsStorage;
+use super::mesh::Mesh;
+use super::replies::{Filled, Look, Replies};
+use crate::base::ids::{ShardId, Token};
+use crate::base::time::Now;
+use crate::broker::effect::{Effect, Effects};
+use crate::broker::shard::{OpenReport, Shard, ShardConfig};
+use crate::log::io::LogIo;
+use crate::model::command::Command;
+use crate::model::peer::PeerMsg;
+use crate::model::reply::{PopReply, Reply};
+
+/// What every shard of an executor is given.
+#[derive(Clone)]
+pub struct Surroundings {
+    pub clock: Arc<Clock>,
+    pub mesh: Mesh,
+    pub control: Arc<Control>,
+}
+
+pub struct ShardHandle {
+    id: ShardId,
+    core: RefCell<Core>,
+    replies: RefCell<Replies>,
+    disk: Disk,
+    around: Surroundings,
+    timer: TimerCell,
+    /// The pump is at work further up the stack; it will find what this step asked for.
+    pumping: Cell<bool>,
+    /// An emptied list, kept for its memory.
+    spare: RefCell<Vec<Effect<DmaBuf>>>,
+    /// Who waits for the shard to be ready or stopped.
+    watcher: RefCell<Option<Waker>>,
+    faulty: Cell<bool>,
+    /// The executor ends: no step is taken any more.
+    closed: Cell<bool>,
+}
+
+struct Core {
+    shard: Shard<DmaBuf>,
+    fx: Effects<DmaBuf>,
+}
+
+#[derive(Default)]
+struct TimerCell {
+    /// When the shard next wants its tick, in monotonic microseconds.
+    wanted: Cell<Option<u64>>,
+    /// When the timer task will look again.
+    armed: Cell<Option<u64>>,
+    task: RefCell<Option<Waker>>,
+}
+
+impl ShardHandle {
+    /// Recovers a shard. Blocks its executor, which serves nothing yet. The error is in words.
+    pub fn open(
+        config: ShardConfig,
+        folder: &Path,
+        around: Surroundings,
+    ) -> Result<(Rc<Self>, OpenReport), String> {
+        let id = config.shard;
+        let now = around.clock.now();
+        let mut storage = FsStorage::new(folder);
+        let opened = guarded(id, "open", || Shard::open(config, &mut storage, now));
+        let (shard, report) = opened.map_err(|refused| refused.0)?;
+        let disk = Disk::open(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let handle = Self {
+            id,
+            core: RefCell::new(Core { shard, fx: Effects::default() }),
+            replies: RefCell::default(),
+            disk,
+            around,
+            timer: TimerCell::default(),
+            pumping: Cell::new(false),
+            spare: RefCell::default(),
+            watcher: RefCell::default(),
+            faulty: Cell::new(false),
+            closed: Cell::new(false),
+        };
+        Ok((Rc::new(handle), report))
+    }
+
+    pub fn id(&self) -> ShardId {
+        self.id
+    }
+
+    pub fn now(&self) -> Now {
+        self.around.clock.now()
+    }
+
+    /// Hands a command in. The answer is the future's; dropping it says that the client is
+    /// gone.
+    pub fn handle(self: &Rc<Self>, command: Command<'_>) -> Answering {
+        let token = self.replies.borrow_mut().open();
+        self.step("handle", |shard, now, fx| shard.handle(now, command, token, fx));
+        Answering { shard: self.clone(), token, open: true }
+    }
+
+    pub fn start(self: &Rc<Self>) {
+        self.step("start", |shard, now, fx| shard.start(now, fx));
+    }
+
+    pub fn deliver(self: &Rc<Self>, from: ShardId, msg: PeerMsg) {
+        self.step("deliver", |shard, now, fx| shard.deliver(now, from, msg, fx));
+    }
+
+    pub fn drain(self: &Rc<Self>) {
+        self.step("drain", |shard, now, fx| shard.drain(now, fx));
+    }
+
+    pub fn stop(self: &Rc<Self>) {
+        self.step("stop", |shard, now, fx| shard.stop(now, fx));
+    }
+
+    /// From here on nothing reaches the shard. What is dropped with the executor would.
+    pub fn close(&self) {
+        self.closed.set(true);
+    }
+
+    /// Resolves when the shard is ready for clients.
+    pub async fn ready(&self) {
+        self.watch(Shard::is_ready).await;
+    }
+
+    /// Resolves when the marker of a clean stop is durable.
+    pub async fn stopped(&self) {
+        self.watch(Shard::is_stopped).await;
+    }
+
+    /// Ticks the shard at its deadlines, for ever. One task for each shard.
+    pub async fn keep_time(self: Rc<Self>) {
+        let mut timer: Option<Timer> = None;
+        poll_fn(|cx| self.poll_time(cx, &mut timer)).await;
+    }
+
+    fn poll_time(self: &Rc<Self>, cx: &mut Context<'_>, timer: &mut Option<Timer>) -> Poll<()> {
+        let cell = &self.timer;
+        if !cell.task.borrow().as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            *cell.task.borrow_mut() = Some(cx.waker().clone());
+        }
+        cell.armed.set(None);
+        *timer = None;
+        let Some(wanted) = cell.wanted.get() else { return Poll::Pending };
+        let left = self.around.clock.until(wanted);
+        if left.is_zero() {
+            self.step("tick", |shard, now, fx| shard.tick(now, fx));
+            // Once more, behind the tasks that wait: long work comes in slices.
+            cx.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        cell.armed.set(Some(wanted));
+        let armed = timer.insert(Timer::new(left));
+        if Pin::new(armed).poll(cx).is_ready() {
+            cx.waker().wake_by_ref();
+        }
+        Poll::Pending
+    }
+
+    fn cancel(self: &Rc<Self>, token: Token) {
+        self.step("cancel", |shard, now, fx| shard.cancel(now, token, fx));
+    }
+
+    fn undelivered(self: &Rc<Self>, reply: &PopReply<DmaBuf>) {
+        self.step("undelivered", |shard, now, fx| shard.undelivered(now, reply, fx));
+    }
+
+    /// A reply that reaches nobody: what it claimed goes back.
+    fn give_back(self: &Rc<Self>, reply: &Reply<DmaBuf>) {
+        match reply {
+            Reply::Pop(pop) if !pop.claims.is_empty() => self.undelivered(pop),
+            _ => {}
+        }
+    }
+
+    /// The door: one synchronous step, then everything it asked for.
+    fn step(
+        self: &Rc<Self>,
+        name: &str,
+        step: impl FnOnce(&mut Shard<DmaBuf>, Now, &mut Effects<DmaBuf>),
+    ) {
+        if self.closed.get() {
+            return;
+        }
+        let now = self.now();
+        {
+            let core = &mut *self.core.borrow_mut();
+            guarded(self.id, name, || step(&mut core.shard, now, &mut core.fx));
+        }
+        self.pump();
+    }
+
+    fn pump(self: &Rc<Self>) {
+        if self.pumping.replace(true) {
+            return;
+        }
+        loop {
+            let mut list = self.spare.take();
+            std::mem::swap(&mut list, &mut self.core.borrow_mut().fx.list);
+            if list.is_empty() {
+                self.spare.replace(list);
+                break;
+            }
+            list.drain(..).for_each(|effect| self.perform(effect));
+            self.spare.replace(list);
+        }
+        self.pumping.set(false);
+        self.look_around();
+    }
+
+    fn perform(self: &Rc<Self>, effect: Effect<DmaBuf>) {
+        match effect {
+            Effect::Io(io) => self.begin_io(io),
+            Effect::Send { to, msg } => self.around.mesh.send(self.id, to, msg),
+            Effect::Reply { token, reply } => {
+                let filled = self.replies.borrow_mut().fill(token, reply);
+                if let Filled::Unwanted(reply) = filled {
+                    self.give_back(&reply);
+                }
+            }
+        }
+    }
+
+    fn begin_io(self: &Rc<Self>, io: LogIo<DmaBuf>) {
+        let shard = self.clone();
+        glommio::spawn_local(async move {
+            let done = shard.disk.perform(io).await;
+            shard.step("complete", |core, now, fx| core.complete(now, done, fx));
+        })
+        .detach();
+    }
+
+    /// After every step: the deadline may have moved, the shard may have come to an end.
+    fn look_around(&self) {
+        let core = self.core.borrow();
+        let wanted = core.shard.next_deadline().map(|deadline| deadline.0);
+        let wanted = wanted.filter(|wanted| *wanted != u64::MAX);
+        self.timer.want(wanted);
+        if let Some(fault) = core.shard.fault().filter(|_| !self.faulty.replace(true)) {
+            let text = format!("shard {}: {fault}", self.id.0);
+            tracing::error!(shard = self.id.0, fault, "the shard takes no writes any more");
+            self.around.control.report(|progress| progress.fault = Some(text));
+        }
+        drop(core);
+        if let Some(watcher) = self.watcher.take() {
+            watcher.wake();
+        }
+    }
+
+    async fn watch(&self, reached: impl Fn(&Shard<DmaBuf>) -> bool) {
+        poll_fn(|cx| {
+            if reached(&self.core.borrow().shard) {
+                return Poll::Ready(());
+            }
+            self.watcher.replace(Some(cx.waker().clone()));
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+impl TimerCell {
+    fn want(&self, wanted: Option<u64>) {
+        self.wanted.set(wanted);
+        let earlier = match (wanted, self.armed.get()) {
+            (Some(wanted), Some(armed)) => wanted < armed,
+            (Some(_), None) => true,
+            // A timer that is no longer needed fires once for nothing.
+            (None, _) => false,
+        };
+        if earlier && let Some(task) = &*self.task.borrow() {
+            task.wake_by_ref();
+        }
+    }
+}
+
+/// Runs a step of the core. Nothing in it is expected to panic; if it does, this process has
+/// no say any more.
+fn guarded<T>(shard: ShardId, step: &str, run: impl FnOnce() -> T) -> T {
+    match catch_unwind(AssertUnwindSafe(run)) {
+        Ok(value) => value,
+        Err(_) => {
+            // The panic's own text was printed by the hook.
+            tracing::error!(shard = shard.0, step, "panic inside the core: aborting");
+            eprintln!("lanemq: shard {} panicked in {step}; the process aborts", shard.0);
+            std::process::abort();
+        }
+    }
+}
+
+/// The reply to one command. Dropped before it resolved: the client is gone.
+pub struct Answering {
+    shard: Rc<ShardHandle>,
+    token: Token,
+    open: bool,
+}
+
+impl Future for Answering {
+    type Output = Reply<DmaBuf>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
+        let look = self.shard.replies.borrow_mut().look(self.token, cx.waker());
+        match look {
+            Look::Waiting => Poll::Pending,
+            Look::Ready(reply) => {
+                self.open = false;
+                Poll::Ready(reply)
+            }
+        }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        if !self.open || self.shard.closed.get() {
+            return;
+        }
+        let early = self.shard.replies.borrow_mut().abandon(self.token);
+        match early {
+            Some(reply) => self.shard.give_back(&reply),
+            None => self.shard.cancel(self.token),
+        }
+    }
+}
+
+/// A pop's answer on its way out. Dropped before [`Claimed::sent`]: what it claimed goes back.
+pub struct Claimed {
+    shard: Rc<ShardHandle>,
+    reply: Option<PopReply<DmaBuf>>,
+}
+
+impl Claimed {
+    pub fn new(shard: Rc<ShardHandle>, reply: PopReply<DmaBuf>) -> Self {
+        Self { shard, reply: Some(reply) }
+    }
+
+    pub fn reply(&self) -> Option<&PopReply<DmaBuf>> {
+        self.reply.as_ref()
+    }
+
+    /// The socket has taken all of it.
+    pub fn sent(mut self) {
+        self.reply = None;
+    }
+}
+
+impl Drop for Claimed {
+    fn drop(&mut self) {
+        if let Some(reply) = self.reply.take().filter(|reply| !reply.claims.is_empty()) {
+            self.shard.undelivered(&reply);
+        }
+    }
+}
