@@ -4,7 +4,7 @@
 //! the first thing that no correct broker can say; the text names the queue and the message.
 
 use std::collections::HashSet;
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub const PUSHERS: usize = 8;
@@ -99,16 +99,21 @@ impl Ledger {
         Self { queue, seed, partitions }
     }
 
+    /// A client that failed has said why; the others' complaints about its lock would bury that.
+    fn locked(&self, partition: usize) -> MutexGuard<'_, Partition> {
+        self.partitions[partition].lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// A new message's name.
     pub fn new_key(&self, pusher: usize, partition: usize) -> Key {
-        let mut state = self.partitions[partition].lock().unwrap();
+        let mut state = self.locked(partition);
         let numbers = &mut state.sent[pusher];
         numbers.push(None);
         Key { partition, pusher, number: numbers.len() - 1 }
     }
 
     pub fn place(&self, key: Key) -> Option<Place> {
-        self.partitions[key.partition].lock().unwrap().sent[key.pusher][key.number]
+        self.locked(key.partition).sent[key.pusher][key.number]
     }
 
     /// The payload of a message: a function of its name, so that the ledger need not keep it.
@@ -136,7 +141,7 @@ impl Ledger {
 
     /// Notes a message's place; one transaction id has one place for ever.
     fn learn(&self, key: Key, place: Place) {
-        let mut state = self.partitions[key.partition].lock().unwrap();
+        let mut state = self.locked(key.partition);
         let known = &mut state.sent[key.pusher][key.number];
         if let Some(known) = known {
             assert_eq!(*known, place, "{}: {key:?} has two places", self.queue);
@@ -150,7 +155,7 @@ impl Ledger {
         let key = Key::parse(&message.transaction_id)
             .filter(|key| key.partition < PARTITIONS && key.pusher < PUSHERS)
             .unwrap_or_else(|| panic!("{}: never sent {}", self.queue, message.transaction_id));
-        let sent = self.partitions[key.partition].lock().unwrap().sent[key.pusher].len();
+        let sent = self.locked(key.partition).sent[key.pusher].len();
         assert!(key.number < sent, "{}: {key:?} was never sent", self.queue);
         let partition = partition_index(&message.partition);
         assert_eq!(partition, Some(key.partition), "{}: {key:?} in another partition", self.queue);
@@ -161,13 +166,13 @@ impl Ledger {
 
     /// What `group` has surely acknowledged, for each partition.
     pub fn acked(&self, group: usize) -> Vec<i64> {
-        self.partitions.iter().map(|state| state.lock().unwrap().cursors[group].acked).collect()
+        (0..PARTITIONS).map(|index| self.locked(index).cursors[group].acked).collect()
     }
 
     /// One partition's part of a leasing pop. `before` is `acked` as it was when the pop was sent.
     pub fn claimed(&self, group: usize, partition: usize, span: (i64, i64), pop: &Popped<'_>) {
         let (first, last) = span;
-        let mut state = self.partitions[partition].lock().unwrap();
+        let mut state = self.locked(partition);
         let cursor = &mut state.cursors[group];
         let what =
             format!("{} p{partition} group '{}' {first}..={last}", self.queue, GROUPS[group]);
@@ -193,14 +198,14 @@ impl Ledger {
 
     /// An acknowledgement up to `offset` leaves for the broker.
     pub fn ack_sent(&self, group: usize, partition: usize, offset: i64) {
-        let mut state = self.partitions[partition].lock().unwrap();
+        let mut state = self.locked(partition);
         let cursor = &mut state.cursors[group];
         cursor.perhaps = cursor.perhaps.max(offset);
     }
 
     /// It was answered with success; returns how many messages that settled.
     pub fn ack_answered(&self, group: usize, partition: usize, offset: i64) -> u64 {
-        let mut state = self.partitions[partition].lock().unwrap();
+        let mut state = self.locked(partition);
         let cursor = &mut state.cursors[group];
         let settled = (offset - cursor.acked).max(0);
         cursor.acked += settled;
@@ -233,7 +238,7 @@ impl Ledger {
 
     /// The messages of a partition whose place is known.
     fn known(&self, partition: usize) -> Vec<Key> {
-        let state = self.partitions[partition].lock().unwrap();
+        let state = self.locked(partition);
         let numbered = state.sent.iter().enumerate().flat_map(|(pusher, places)| {
             places.iter().enumerate().map(move |(number, place)| (pusher, number, place))
         });
@@ -250,13 +255,13 @@ impl Ledger {
 
     /// Up to where a group may have acknowledged.
     pub fn perhaps(&self, group: usize, partition: usize) -> i64 {
-        self.partitions[partition].lock().unwrap().cursors[group].perhaps
+        self.locked(partition).cursors[group].perhaps
     }
 
     /// Whether a group surely, or perhaps, has nothing left on a partition.
     pub fn finished(&self, group: usize, partition: usize) -> (bool, bool) {
         let last = self.length(partition) - 1;
-        let cursor = self.partitions[partition].lock().unwrap().cursors[group];
+        let cursor = self.locked(partition).cursors[group];
         (cursor.acked >= last, cursor.perhaps >= last)
     }
 }

@@ -56,7 +56,14 @@ impl Broker {
     pub fn spawn(&mut self) {
         assert!(self.child.is_none(), "the broker still runs");
         let log = File::options().create(true).append(true).open(self.log_path()).unwrap();
-        let child = Command::new(env!("CARGO_BIN_EXE_lanemq"))
+        let mut command = Command::new(env!("CARGO_BIN_EXE_lanemq"));
+        // Settings of the shell that runs the tests are not settings of this broker.
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("LANEMQ_") {
+                command.env_remove(name);
+            }
+        }
+        let child = command
             .args(["--listen", &self.address.to_string()])
             .args(["--shards", &self.options.shards.to_string()])
             .arg("--data-dir")
