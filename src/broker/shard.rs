@@ -1,14 +1,38 @@
 //! One shard: the only door to everything the broker knows. Dispatch only; the operations live
 //! in the files named after them.
+//!
+//! Invariants: every I/O effect gets exactly one completion and every token exactly one reply;
+//! `now` never goes back; a message to this very shard takes the same road as one to another,
+//! through the inbox, and is handled before the call that sent it returns.
 
-use super::effect::{Done, Effects};
+use std::collections::{BTreeMap, HashMap, VecDeque};
+
+use super::ack::AckJob;
+use super::commit::CommitQueue;
+use super::effect::{Done, Effect, Effects};
+use super::group::CursorKey;
+use super::line::Lines;
+use super::owner::Owner;
+use super::partition::Slot;
+use super::pinned::Pinned;
+use super::claim::ClaimJob;
+use super::push::WaitingPush;
+use super::read::ReadJob;
+use super::records;
+use super::start::Start;
+use super::state::State;
+use super::task::Task;
 use crate::base::buf::IoBuf;
-use crate::base::ids::{ShardId, Token};
+use crate::base::hash::queue_hash;
+use crate::base::ids::{LogPosition, Offset, ShardId, Token};
+use crate::base::prng::Prng;
 use crate::base::time::{Deadline, Now};
-use crate::log::storage::Storage;
+use crate::log::io::LogIo;
+use crate::log::{AppendError, Appended, Class, Completion, Log};
 use crate::model::command::Command;
-use crate::model::peer::PeerMsg;
-use crate::model::reply::PopReply;
+use crate::model::error::{ErrorCode, Refusal};
+use crate::model::peer::{PeerMsg, TaskId};
+use crate::model::reply::{PopReply, Reply};
 
 /// What a shard is told once, at its start.
 #[derive(Clone, Debug)]
@@ -41,88 +65,387 @@ pub struct OpenReport {
 #[derive(Clone, Debug)]
 pub struct OpenRefused(pub String);
 
-pub struct Shard<B: IoBuf> {
-    _marker: std::marker::PhantomData<B>,
+/// What happens at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Event {
+    LeaseExpires(CursorKey),
+    HoldEnds(CursorKey),
+    PopTimesOut(TaskId),
+    /// The clock's own step: retention, dedup expiry, forgetting.
+    Housekeeping,
 }
 
-#[expect(unused_variables, reason = "signatures first; the bodies follow")]
+/// What waits for a log position.
+#[derive(Debug)]
+pub(super) enum Deferred<B> {
+    Reply {
+        token: Token,
+        reply: Reply<B>,
+    },
+    Send {
+        to: ShardId,
+        msg: PeerMsg,
+    },
+    /// Messages of a partition below this offset may be delivered.
+    Visible {
+        slot: Slot,
+        to: Offset,
+        bytes: u32,
+    },
+    /// A catalog change of ours can go to the other shards.
+    ChangeDurable(u64),
+    /// A claim with all its data.
+    Claimed(Box<ClaimJob<B>>),
+    CatalogSynced {
+        from: ShardId,
+    },
+}
+
+/// What a finished read of the log is for.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum ReadUse {
+    Claim { job: u64, claim: usize, batch: usize },
+    Push { job: u64, key: LogPosition },
+    Ack { job: u64, key: LogPosition },
+    DeadLetter { job: u64, row: usize },
+}
+
+/// Counters since the start.
+#[derive(Clone, Copy, Default, Debug)]
+pub(super) struct Counters {
+    pub pushed: u64,
+    pub duplicates: u64,
+    pub popped: u64,
+    pub acked: u64,
+    pub dead_lettered: u64,
+    pub claims: u64,
+    pub empty_claims: u64,
+}
+
+pub struct Shard<B: IoBuf> {
+    pub(super) config: ShardConfig,
+    pub(super) log: Log<B>,
+    pub(super) io: Vec<LogIo<B>>,
+    pub(super) prng: Prng,
+    pub(super) inbox: VecDeque<PeerMsg>,
+    pub(super) state: State,
+    pub(super) commit: CommitQueue<Deferred<B>>,
+    pub(super) next_id: u64,
+    pub(super) tasks: HashMap<TaskId, Task<B>, ahash::RandomState>,
+    /// Waiting or visiting pops by the token of their client.
+    pub(super) pops: BTreeMap<Token, TaskId>,
+    pub(super) claim_jobs: HashMap<u64, Box<ClaimJob<B>>, ahash::RandomState>,
+    pub(super) waiting_pushes: BTreeMap<u64, WaitingPush<B>>,
+    /// Pushes behind one that waits for a read, by partition: order inside it must hold.
+    pub(super) blocked_pushes: BTreeMap<(String, String), VecDeque<super::push::PeerPush>>,
+    pub(super) ack_jobs: BTreeMap<u64, AckJob>,
+    pub(super) read_jobs: BTreeMap<u64, ReadJob>,
+    pub(super) reads: HashMap<u64, ReadUse, ahash::RandomState>,
+    pub(super) owner: Owner,
+    pub(super) lines: Lines,
+    pub(super) pinned: Pinned,
+    pub(super) start: Start,
+    pub(super) draining: bool,
+    pub(super) stopping: bool,
+    pub(super) counters: Counters,
+    pub(super) retention_queue: u32,
+    /// Bytes of batches appended and not yet durable, for admission.
+    pub(super) undurable_bytes: usize,
+}
+
 impl<B: IoBuf> Shard<B> {
-    /// Recovers the shard from its directory. Blocking, before anything is served.
-    pub fn open<S: Storage>(
-        config: ShardConfig,
-        storage: &mut S,
-        now: Now,
-    ) -> Result<(Self, OpenReport), OpenRefused> {
-        todo!("open")
-    }
-
-    /// Begins the start-up exchange with the other shards: every shard's `start` runs, then
-    /// effects and peer messages flow until all are [`Shard::is_ready`]. Only then is the port
-    /// opened.
-    pub fn start(&mut self, now: Now, fx: &mut Effects<B>) {
-        todo!("start")
-    }
-
-    pub fn is_ready(&self) -> bool {
-        todo!("is_ready")
-    }
-
     /// A client's command. Exactly one `Effect::Reply` with `token` follows, now or later.
     pub fn handle(&mut self, now: Now, command: Command<'_>, token: Token, fx: &mut Effects<B>) {
-        todo!("handle")
+        if self.draining {
+            let refusal = Refusal::new(ErrorCode::Draining, "the broker is shutting down");
+            fx.reply(token, Reply::Refused(refusal));
+            return;
+        }
+        match command {
+            Command::Push(items) => self.push(now, items, token, fx),
+            Command::Pop(request) => self.pop(now, &request, token, fx),
+            Command::Ack(request) => self.ack(now, &request, token, fx),
+            Command::ExtendLease { lease_id, seconds } => {
+                self.extend(lease_id, seconds, token, fx);
+            }
+            Command::Configure(request) => self.configure(&request, token, fx),
+            Command::DeleteQueue { queue } => self.delete_queue(queue, token, fx),
+            Command::Read(request) => self.read(request, token, fx),
+        }
+        self.settle(now, fx);
     }
 
     /// A message of another shard.
     pub fn deliver(&mut self, now: Now, from: ShardId, msg: PeerMsg, fx: &mut Effects<B>) {
-        todo!("deliver")
+        self.receive(now, from, msg, fx);
+        self.settle(now, fx);
     }
 
     /// An I/O effect has ended.
     pub fn complete(&mut self, now: Now, done: Done<B>, fx: &mut Effects<B>) {
-        todo!("complete")
+        match self.log.complete(now, done, &mut self.io) {
+            Completion::Quiet | Completion::Durable => {}
+            Completion::Read { key, result } => self.read_ended(now, key, result, fx),
+            Completion::Poisoned => self.poisoned(fx),
+        }
+        self.settle(now, fx);
     }
 
     /// The client of `token` is gone. The reply still comes (and is thrown away); a parked pop
     /// is answered empty at once and claims nothing.
     pub fn cancel(&mut self, now: Now, token: Token, fx: &mut Effects<B>) {
-        todo!("cancel")
+        if let Some(task) = self.pops.get(&token).copied() {
+            self.pop_gone(now, task, fx);
+        }
+        self.settle(now, fx);
     }
 
     /// A pop's reply could not be sent: its claims are given back with their attempt, at the
     /// front of the ready list.
     pub fn undelivered(&mut self, now: Now, reply: &PopReply<B>, fx: &mut Effects<B>) {
-        todo!("undelivered")
+        self.give_back(&reply.group, reply.lease_id, &reply.claims, fx);
+        self.settle(now, fx);
     }
 
     /// To be called once [`Shard::next_deadline`] has passed.
     pub fn tick(&mut self, now: Now, fx: &mut Effects<B>) {
-        todo!("tick")
+        self.log.tick(now, &mut self.io);
+        // Bounded, so that a burst of expiries does not stall the core; what is left has passed
+        // and asks for the next call at once.
+        for _ in 0..EVENTS_PER_TICK {
+            let Some(event) = self.state.deadlines.pop_passed(now) else { break };
+            match event {
+                Event::LeaseExpires(key) => self.lease_expired(now, key, fx),
+                Event::HoldEnds(key) => self.hold_ended(now, key, fx),
+                Event::PopTimesOut(task) => self.pop_timed_out(now, task, fx),
+                Event::Housekeeping => self.housekeeping(now),
+            }
+        }
+        self.settle(now, fx);
     }
 
     /// When `tick` is next wanted. May change after every call of any other method.
     pub fn next_deadline(&self) -> Option<Deadline> {
-        todo!("next_deadline")
+        match (self.state.deadlines.next(), self.log.next_deadline()) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
     }
 
     /// Stops taking new work: parked pops get their empty answer, new commands 503 `draining`.
     /// Open requests finish.
     pub fn drain(&mut self, now: Now, fx: &mut Effects<B>) {
-        todo!("drain")
+        self.draining = true;
+        let pops: Vec<TaskId> = self.pops.values().copied().collect();
+        for task in pops {
+            self.pop_gone(now, task, fx);
+        }
+        self.settle(now, fx);
     }
 
     /// After `drain`, when all replies are out: writes the clean-stop marker.
     pub fn stop(&mut self, now: Now, fx: &mut Effects<B>) {
-        todo!("stop")
+        self.stopping = true;
+        self.log.stop(now, &mut self.io);
+        self.settle(now, fx);
     }
 
     /// The marker of `stop` is durable and no I/O is in flight.
     pub fn is_stopped(&self) -> bool {
-        todo!("is_stopped")
+        self.stopping && self.log.is_stopped()
     }
 
     /// Why this shard takes no writes, if so. The driver exits the process once it has sent
     /// what replies it can: the truth is on the media, not in memory.
     pub fn fault(&self) -> Option<&str> {
-        todo!("fault")
+        self.log.fault()
+    }
+
+    /// Handles what the call stirred up until nothing is left to do without I/O.
+    pub(super) fn settle(&mut self, now: Now, fx: &mut Effects<B>) {
+        loop {
+            let mut moved = false;
+            while let Some(msg) = self.inbox.pop_front() {
+                self.receive(now, self.config.shard, msg, fx);
+                moved = true;
+            }
+            while let Some(deferred) = self.commit.pop_durable(self.answerable()) {
+                self.durable(now, deferred, fx);
+                moved = true;
+            }
+            if !moved {
+                break;
+            }
+        }
+        self.log.pump(now, &mut self.io);
+        fx.list.extend(self.io.drain(..).map(Effect::Io));
+    }
+
+    /// The position up to which effects may be shown.
+    fn answerable(&self) -> LogPosition {
+        if crate::base::mutant::Mutant::ReplyBeforeDurable.active() {
+            return self.log.appended();
+        }
+        self.log.durable()
+    }
+
+    fn durable(&mut self, now: Now, deferred: Deferred<B>, fx: &mut Effects<B>) {
+        match deferred {
+            Deferred::Reply { token, reply } => fx.reply(token, reply),
+            Deferred::Send { to, msg } => self.send(to, msg, fx),
+            Deferred::Visible { slot, to, bytes } => {
+                self.undurable_bytes -= bytes as usize;
+                self.visible(now, slot, to, fx);
+            }
+            Deferred::ChangeDurable(id) => self.change_durable(now, id, fx),
+            Deferred::Claimed(job) => self.claim_durable(now, *job, fx),
+            Deferred::CatalogSynced { from } => self.send(from, PeerMsg::CatalogSynced, fx),
+        }
+    }
+
+    /// The log takes no more writes: nothing that waits for it is answered as stored.
+    fn poisoned(&mut self, fx: &mut Effects<B>) {
+        let refusal = Refusal::new(
+            ErrorCode::OutcomeUnknown,
+            "the disk failed under this write; whether it was stored is not known",
+        );
+        let waiting: Vec<Deferred<B>> = self.commit.take_all().collect();
+        for deferred in waiting {
+            match deferred {
+                Deferred::Reply { token, .. } => fx.reply(token, Reply::Refused(refusal.clone())),
+                Deferred::Send { to, msg } => {
+                    if let Some(msg) = super::task::failed(msg, &refusal) {
+                        self.send(to, msg, fx);
+                    }
+                }
+                Deferred::Claimed(job) => self.claim_failed(*job, &refusal, fx),
+                Deferred::Visible { .. }
+                | Deferred::ChangeDurable(_)
+                | Deferred::CatalogSynced { .. } => {}
+            }
+        }
+        self.fail_catalog_tasks(&refusal, fx);
+    }
+
+    fn receive(&mut self, now: Now, from: ShardId, msg: PeerMsg, fx: &mut Effects<B>) {
+        match msg {
+            PeerMsg::CatalogSync { queues, groups } => {
+                self.catalog_sync(now, from, &queues, &groups, fx);
+            }
+            PeerMsg::CatalogSynced => self.start.synced(from),
+            PeerMsg::EnsureQueue { task, queue } => self.ensure_queue(now, from, task, &queue, fx),
+            PeerMsg::Configure { task, queue, patch } => {
+                self.configure_owned(now, from, task, &queue, patch, fx);
+            }
+            PeerMsg::DeleteQueue { task, queue } => {
+                self.delete_owned(now, from, task, &queue, fx);
+            }
+            PeerMsg::RegisterGroup { task, queue, group, subscription } => {
+                self.register_group(now, from, task, &queue, &group, subscription, fx);
+            }
+            PeerMsg::CatalogDone { task, result } => self.catalog_done(now, task, result, fx),
+            PeerMsg::Replicate { change_id, change } => {
+                self.replicate(now, from, change_id, &change, fx);
+            }
+            PeerMsg::Replicated { change_id } => self.replicated(now, change_id, fx),
+            PeerMsg::Push { task, part, batch } => {
+                self.push_owned(now, super::push::PeerPush { from, task, part, batch }, fx);
+            }
+            PeerMsg::Pushed { task, part, result } => self.pushed(task, part, result, fx),
+            PeerMsg::PushStale { task, part, batch } => {
+                self.push_stale(task, part, batch, fx);
+            }
+            msg => self.receive_pop(now, from, msg, fx),
+        }
+    }
+
+    fn receive_pop(&mut self, now: Now, from: ShardId, msg: PeerMsg, fx: &mut Effects<B>) {
+        match msg {
+            PeerMsg::Claim { arrival, queue, group, spec, mode } => {
+                self.claim(now, arrival, &queue, &group, spec, mode, fx);
+            }
+            PeerMsg::Claimed { task, queue, group, lease_id, claims } => {
+                self.claimed_by_peer(now, task, &queue, &group, lease_id, claims, fx);
+            }
+            PeerMsg::Empty { task, queue } => self.claim_empty(now, task, &queue, fx),
+            PeerMsg::Park { arrival, queue, group, spec, until } => {
+                self.park(now, arrival, queue, group, spec, until, fx);
+            }
+            PeerMsg::Unpark { arrival, queue, group } => self.unpark(arrival, queue, group),
+            PeerMsg::ParkPinned(park) => self.park_pinned(now, *park, fx),
+            PeerMsg::UnparkPinned { arrival, queue, partition } => {
+                self.pinned.remove(&queue, &partition, arrival);
+            }
+            PeerMsg::Arm { queue, group } => self.arm(now, &queue, &group, fx),
+            PeerMsg::Ready { queue, group, count, oldest_us } => {
+                self.ready(now, from, queue, group, count, oldest_us, fx);
+            }
+            PeerMsg::GiveBack { queue, group, lease_id, claims } => {
+                self.given_back(now, &queue, &group, lease_id, &claims, fx);
+            }
+            PeerMsg::Unparked { task, queue } => self.unparked(now, task, &queue, fx),
+            PeerMsg::Ack { task, group, items } => self.ack_owned(now, from, task, group, items, fx),
+            PeerMsg::Acked { task, result } => self.acked(task, result, fx),
+            PeerMsg::Extend { task, lease_id, seconds } => {
+                self.extend_owned(now, from, task, lease_id, seconds);
+            }
+            PeerMsg::ExtendedPart { task, result } => self.extended(task, result, fx),
+            PeerMsg::Read { task, request } => self.read_owned(from, task, &request, fx),
+            PeerMsg::ReadDone { task, result } => self.read_part(task, result, fx),
+            msg => unreachable!("{msg:?} is handled in receive"),
+        }
+    }
+
+    /// Sends to a shard; to this one through the inbox.
+    pub(super) fn send(&mut self, to: ShardId, msg: PeerMsg, fx: &mut Effects<B>) {
+        if to == self.config.shard {
+            self.inbox.push_back(msg);
+        } else {
+            fx.send(to, msg);
+        }
+    }
+
+    /// Sends once everything appended so far is durable.
+    pub(super) fn send_durable(&mut self, to: ShardId, msg: PeerMsg) {
+        self.commit.push(self.log.appended(), Deferred::Send { to, msg });
+    }
+
+    pub(super) fn others(&self) -> impl Iterator<Item = ShardId> + use<B> {
+        let me = self.config.shard;
+        (0..self.config.shards).map(ShardId).filter(move |s| *s != me)
+    }
+
+    pub(super) fn owner_of(&self, queue: &str) -> ShardId {
+        ShardId((queue_hash(queue) % u64::from(self.config.shards)) as u16)
+    }
+
+    pub(super) fn new_id(&mut self) -> u64 {
+        self.next_id += 1;
+        self.next_id
+    }
+
+    pub(super) fn append(
+        &mut self,
+        kind: u8,
+        key: u64,
+        body: &[&[u8]],
+    ) -> Result<Appended, Refusal> {
+        let class = if kind == records::BATCH { Class::Growing } else { Class::Essential };
+        self.log.append(kind, key, body, class).map_err(|error| refusal_of(&error))
+    }
+}
+
+const EVENTS_PER_TICK: usize = 256;
+
+pub(super) fn refusal_of(error: &AppendError) -> Refusal {
+    match error {
+        AppendError::TooLarge => {
+            Refusal::new(ErrorCode::PayloadTooLarge, "larger than one append may be")
+        }
+        AppendError::NoSpace => Refusal::new(ErrorCode::StorageFull, "no space left for the log"),
+        AppendError::Busy => {
+            Refusal::new(ErrorCode::Retry, "the log is preparing its next segment; try again")
+        }
+        AppendError::Stopped => Refusal::new(ErrorCode::Retry, "this shard takes no writes"),
     }
 }

@@ -1,9 +1,13 @@
 //! Options of a queue, with the defaults of the wire.
 
+use serde::{Deserialize, Serialize};
+
 use crate::base::limits;
 
-/// Everything `configure` can set. Units are in the names.
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// Everything `configure` can set. Units are in the names. Serialized as it stands into the
+/// log's queue records; a field that an older record lacks takes its default.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(default)]
 pub struct QueueOptions {
     pub lease_seconds: u32,
     pub retry_limit: u32,

@@ -1,5 +1,248 @@
 //! What shards tell each other. Owned and `Send`: it crosses cores.
+//!
+//! Every request carries the asking shard's [`TaskId`]; its answer carries it back. Messages
+//! between two shards arrive in the order sent.
+
+use super::command::{AckStatus, ReadRequest, Subscription};
+use super::error::Refusal;
+use super::options::{OptionsPatch, QueueOptions};
+use super::reply::{AckResult, Counts, PartitionRow, PushResult, ShardStats};
+use crate::base::ids::{LeaseId, Offset, PartitionId};
+use crate::base::time::Deadline;
+
+/// A request that waits at the shard its client is connected to. Unique per shard.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct TaskId(pub u64);
+
+/// A queue's own state, as its owner decides it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct QueueImage {
+    pub name: String,
+    pub id: [u8; 16],
+    /// Which creation of this name; grows with each.
+    pub incarnation: u64,
+    pub created_at_us: i64,
+    pub options: QueueOptions,
+}
+
+/// A consumer group's registration on a queue, as the queue's owner decides it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupImage {
+    pub queue: String,
+    pub incarnation: u64,
+    pub group: String,
+    pub start: GroupStart,
+    pub created_at_us: i64,
+}
+
+/// The start rule of a group for partitions it has no cursor on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupStart {
+    Oldest,
+    /// Messages created at or after this wall time in microseconds.
+    From(i64),
+}
+
+/// One change of queue-level state, made durable by its owner before any other shard sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CatalogChange {
+    Queue(QueueImage),
+    QueueDeleted { name: String, incarnation: u64 },
+    Group(GroupImage),
+}
+
+/// The items of one push that go to one partition, framed.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PushBatch {
+    pub queue: String,
+    pub incarnation: u64,
+    pub partition: String,
+    /// `count` frames back to back (`model::frame`).
+    pub frames: Vec<u8>,
+    pub count: u32,
+    /// Bit i: the broker minted item i's transaction id, so no other message can carry it.
+    pub minted: Vec<u64>,
+}
+
+impl PushBatch {
+    pub fn is_minted(&self, index: usize) -> bool {
+        self.minted.get(index / 64).is_some_and(|word| word >> (index % 64) & 1 == 1)
+    }
+
+    pub fn set_minted(&mut self, index: usize) {
+        if self.minted.len() <= index / 64 {
+            self.minted.resize(index / 64 + 1, 0);
+        }
+        self.minted[index / 64] |= 1 << (index % 64);
+    }
+}
+
+/// What a claim wants. Owned by the pop that asked; shards take from the budget as they claim.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct ClaimSpec {
+    pub lease_id: LeaseId,
+    pub batch: u32,
+    pub partitions: u32,
+    pub auto_ack: bool,
+    pub lease_seconds: Option<u32>,
+}
+
+/// One claimed partition on its way to another shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerClaim {
+    pub partition: String,
+    pub partition_id: PartitionId,
+    pub start: Offset,
+    pub end: Offset,
+    pub attempt: u32,
+    /// Batch heads and bytes, as `reply::Claim` has them.
+    pub batches: Vec<Vec<u8>>,
+}
+
+/// A waiting pop's place in line.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Arrival {
+    /// Monotonic microseconds at which the pop parked first.
+    pub since_us: u64,
+    pub entry: u16,
+    pub task: TaskId,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerAck {
+    /// Place in the client's request.
+    pub index: u32,
+    pub transaction_id: String,
+    pub partition_id: PartitionId,
+    pub status: AckStatus,
+    pub lease_id: String,
+    pub error: Option<String>,
+}
+
+/// A dead letter on its way to another shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PeerDeadLetter {
+    pub id: [u8; 16],
+    pub queue: String,
+    pub partition: String,
+    pub partition_id: PartitionId,
+    pub group: String,
+    pub offset: Offset,
+    pub created_at_us: i64,
+    pub failed_at_us: i64,
+    pub error: String,
+    pub retry_count: u32,
+    pub frame: Vec<u8>,
+}
+
+/// One shard's part of a queue in a listing.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct QueuePart {
+    pub name: String,
+    pub partitions: u64,
+    pub segments: u64,
+    pub counts: Counts,
+}
+
+/// One shard's part of a read.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ReadPart {
+    Queues(Vec<QueuePart>),
+    Queue { part: Option<QueuePart>, partitions: Vec<PartitionRow>, truncated: bool },
+    /// The newest rows, as many as the page could need, and how many match in all.
+    DeadLetters { rows: Vec<PeerDeadLetter>, total: u64 },
+    Shard(Box<ShardStats>),
+}
 
 /// One message of the mesh.
-#[derive(Debug)]
-pub enum PeerMsg {}
+#[derive(Clone, Debug)]
+pub enum PeerMsg {
+    // Start: each owner's queues as its log has them; it wins.
+    CatalogSync { queues: Vec<QueueImage>, groups: Vec<GroupImage> },
+    CatalogSynced,
+
+    // Queue-level changes, asked of the queue's owner.
+    EnsureQueue { task: TaskId, queue: String },
+    Configure { task: TaskId, queue: String, patch: OptionsPatch },
+    DeleteQueue { task: TaskId, queue: String },
+    RegisterGroup { task: TaskId, queue: String, group: String, subscription: Subscription },
+    /// The change asked for is durable on every shard.
+    CatalogDone { task: TaskId, result: Result<CatalogOutcome, Refusal> },
+    Replicate { change_id: u64, change: CatalogChange },
+    Replicated { change_id: u64 },
+
+    // Push.
+    Push { task: TaskId, part: u32, batch: PushBatch },
+    Pushed { task: TaskId, part: u32, result: Result<Vec<PushResult>, Refusal> },
+    /// The queue's incarnation is not the one here; find out and try again.
+    PushStale { task: TaskId, part: u32, batch: PushBatch },
+
+    // Pop.
+    /// Claim now, from any partition of the queue or the named one.
+    Claim { arrival: Arrival, queue: String, group: String, spec: ClaimSpec, mode: ClaimMode },
+    Claimed {
+        task: TaskId,
+        queue: String,
+        group: String,
+        lease_id: Option<LeaseId>,
+        claims: Result<Vec<PeerClaim>, Refusal>,
+    },
+    /// Nothing was there for this claim.
+    Empty { task: TaskId, queue: String },
+    Park { arrival: Arrival, queue: String, group: String, spec: ClaimSpec, until: Deadline },
+    Unpark { arrival: Arrival, queue: String, group: String },
+    ParkPinned(Box<PinnedPark>),
+    UnparkPinned { arrival: Arrival, queue: String, partition: String },
+    Arm { queue: String, group: String },
+    Ready { queue: String, group: String, count: u32, oldest_us: u64 },
+    GiveBack { queue: String, group: String, lease_id: Option<LeaseId>, claims: Vec<GivenBack> },
+    /// The queue is gone: the parked pop answers empty.
+    Unparked { task: TaskId, queue: String },
+
+    // Ack and lease.
+    Ack { task: TaskId, group: String, items: Vec<PeerAck> },
+    Acked { task: TaskId, result: Result<Vec<(u32, AckResult)>, Refusal> },
+    Extend { task: TaskId, lease_id: LeaseId, seconds: u32 },
+    ExtendedPart { task: TaskId, result: Result<(u32, Option<i64>), Refusal> },
+
+    // Reads over all shards.
+    Read { task: TaskId, request: ReadRequest },
+    ReadDone { task: TaskId, result: Result<ReadPart, Refusal> },
+}
+
+/// A pop that waits for one partition, at that partition's shard.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PinnedPark {
+    pub arrival: Arrival,
+    pub queue: String,
+    pub partition: String,
+    pub group: String,
+    pub spec: ClaimSpec,
+    pub subscription: Subscription,
+    pub until: Deadline,
+}
+
+/// How a claim came about.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum ClaimMode {
+    /// A pop that does not wait visits this shard.
+    Visit,
+    /// The queue's owner sends a parked pop; with `arm`, announce the next ready partition.
+    Parked { arm: bool },
+    Pinned { partition: String, subscription: Subscription },
+}
+
+/// One undelivered claim.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct GivenBack {
+    pub partition_id: PartitionId,
+    pub start: Offset,
+    pub end: Offset,
+}
+
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum CatalogOutcome {
+    Done,
+    Configured { id: [u8; 16], options: Box<QueueOptions> },
+    Deleted { existed: bool },
+}

@@ -1,0 +1,565 @@
+//! Ack: items scatter to the shards of their partitions; there they are grouped by (partition,
+//! lease), their transaction ids found, and each group settled in one durable step.
+//!
+//! An id is looked for where it is cheapest: the fingerprints a live lease keeps in memory, then
+//! the dedup index, then the id tables of stored batches (after a restart, or for an id the
+//! broker minted, whose own time says which batches to look at). Tables that are not in memory
+//! are read first; the request then runs on the state it finds.
+
+use std::collections::BTreeMap;
+
+use super::effect::Effects;
+use super::group::{Cursor, CursorKey};
+use super::partition::{BatchRef, Slot};
+use super::ready::End;
+use super::records::{self, DeadLetterRecord, ReleasedRecord};
+use super::settle::{Batch, Place, Settled, settle};
+use super::shard::{ReadUse, Shard};
+use super::task::Task;
+use crate::base::buf::{Gather, IoBuf};
+use crate::base::ids::{LeaseId, LogPosition, Offset, PartitionId, ShardId, Token};
+use crate::base::limits;
+use crate::base::time::Now;
+use crate::base::uuid;
+use crate::model::command::{AckRequest, AckStatus};
+use crate::model::error::Refusal;
+use crate::model::frame::BatchHead;
+use crate::model::peer::{PeerAck, PeerMsg, TaskId};
+use crate::model::reply::{AckResult, Reply};
+
+/// Released leases remembered at once; beyond, the oldest are forgotten before their time.
+const RELEASED_MAX: usize = 65_536;
+/// Batches looked through for one minted id: those stored within this time of its minting.
+const MINTED_SEARCH_US: i64 = 30_000_000;
+/// Batches looked through for one minted id at most.
+const MINTED_SEARCH_MAX: usize = 1_024;
+
+const LEASE_REFUSED: &str = "invalid or expired lease";
+const NO_PARTITION: &str = "unresolvable: no such partition";
+const UNRESOLVED: &str = "unresolved transaction id";
+const COMMITTED: &str = "already committed";
+const NO_LEASE: &str = "no leased batch";
+
+/// An ack at the shard of its client.
+#[derive(Debug)]
+pub(super) struct AckTask {
+    token: Token,
+    results: Vec<AckResult>,
+    left: usize,
+    refusal: Option<Refusal>,
+}
+
+/// An ack on the shard of its partitions, while id tables are read.
+#[derive(Debug)]
+pub(super) struct AckJob {
+    from: ShardId,
+    task: TaskId,
+    group: String,
+    items: Vec<PeerAck>,
+    missing: usize,
+    tables: Tables,
+}
+
+/// Id tables by the place of their batch; empty where a batch could not be read.
+type Tables = BTreeMap<LogPosition, Vec<u64>>;
+
+fn refused(error: &'static str) -> AckResult {
+    AckResult {
+        success: false,
+        error: Some(error),
+        lease_released: false,
+        dead_lettered: false,
+        noop: false,
+    }
+}
+
+impl<B: IoBuf> Shard<B> {
+    // ---- at the shard of the client
+
+    pub(super) fn ack(
+        &mut self,
+        now: Now,
+        request: &AckRequest<'_>,
+        token: Token,
+        fx: &mut Effects<B>,
+    ) {
+        let mut parts: BTreeMap<ShardId, Vec<PeerAck>> = BTreeMap::new();
+        let mut results = Vec::with_capacity(request.items.len());
+        for (index, item) in request.items.iter().enumerate() {
+            results.push(refused(NO_PARTITION));
+            let Some(partition_id) = item.partition_id else { continue };
+            let Some(shard) = partition_id.shard().filter(|s| s.0 < self.config.shards) else {
+                continue;
+            };
+            parts.entry(shard).or_default().push(PeerAck {
+                index: index as u32,
+                transaction_id: item.transaction_id.clone().into_owned(),
+                partition_id,
+                status: item.status,
+                lease_id: item.lease_id.clone().into_owned(),
+                error: item.error.as_ref().map(|e| e.clone().into_owned()),
+            });
+        }
+        if parts.is_empty() {
+            return self.reply_durable(token, Reply::Ack(results));
+        }
+        let left = parts.len();
+        let task = self.new_task(Task::Ack(AckTask { token, results, left, refusal: None }));
+        for (shard, items) in parts {
+            let group = request.group.clone().into_owned();
+            if shard == self.config.shard {
+                self.ack_owned(now, shard, task, group, items, fx);
+            } else {
+                fx.send(shard, PeerMsg::Ack { task, group, items });
+            }
+        }
+    }
+
+    pub(super) fn acked(
+        &mut self,
+        task: TaskId,
+        result: Result<Vec<(u32, AckResult)>, Refusal>,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(Task::Ack(ack)) = self.tasks.get_mut(&task) else { return };
+        ack.left -= 1;
+        match result {
+            Ok(results) => {
+                for (index, result) in results {
+                    ack.results[index as usize] = result;
+                }
+            }
+            Err(refusal) => ack.refusal = Some(refusal),
+        }
+        if ack.left > 0 {
+            return;
+        }
+        let Some(Task::Ack(ack)) = self.tasks.remove(&task) else { return };
+        let reply = match ack.refusal {
+            Some(refusal) => Reply::Refused(refusal),
+            None => Reply::Ack(ack.results),
+        };
+        fx.reply(ack.token, reply);
+    }
+
+    // ---- at the shard of the partitions
+
+    pub(super) fn ack_owned(
+        &mut self,
+        now: Now,
+        from: ShardId,
+        task: TaskId,
+        group: String,
+        items: Vec<PeerAck>,
+        fx: &mut Effects<B>,
+    ) {
+        let mut needed: Vec<BatchRef> = Vec::new();
+        for item in &items {
+            self.tables_needed(item, &group, &mut needed);
+        }
+        needed.sort_unstable_by_key(|b| b.at);
+        needed.dedup_by_key(|b| b.at);
+        let mut job =
+            AckJob { from, task, group, items, missing: needed.len(), tables: Tables::new() };
+        if needed.is_empty() {
+            return self.ack_now(now, &mut job, fx);
+        }
+        let id = self.new_id();
+        self.ack_jobs.insert(id, job);
+        for batch in needed {
+            let read = self.new_id();
+            self.reads.insert(read, ReadUse::Ack { job: id, key: batch.at });
+            if let Some(body) = self.log.read(batch.at, batch.bytes, read, &mut self.io) {
+                self.reads.remove(&read);
+                self.ack_read(now, id, batch.at, Some(&body), fx);
+            }
+        }
+    }
+
+    pub(super) fn ack_read(
+        &mut self,
+        now: Now,
+        job: u64,
+        at: LogPosition,
+        body: Option<&Gather<B>>,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(waiting) = self.ack_jobs.get_mut(&job) else { return };
+        let table = body.and_then(|body| {
+            let body = body.contiguous();
+            let head = BatchHead::decode(&body)?;
+            let entries = records::id_table(&body, head.count)?;
+            Some(entries.map(records::table_fingerprint).collect())
+        });
+        waiting.tables.insert(at, table.unwrap_or_default());
+        waiting.missing -= 1;
+        if waiting.missing == 0
+            && let Some(mut job) = self.ack_jobs.remove(&job)
+        {
+            self.ack_now(now, &mut job, fx);
+        }
+    }
+
+    /// Settles every (partition, lease) of the request, in order of appearance.
+    fn ack_now(&mut self, now: Now, job: &mut AckJob, fx: &mut Effects<B>) {
+        let mut targets: Vec<(PartitionId, String, Vec<usize>)> = Vec::new();
+        for (at, item) in job.items.iter().enumerate() {
+            let known = targets
+                .iter_mut()
+                .find(|(id, lease, _)| *id == item.partition_id && *lease == item.lease_id);
+            match known {
+                Some((_, _, items)) => items.push(at),
+                None => targets.push((item.partition_id, item.lease_id.clone(), vec![at])),
+            }
+        }
+        let mut results = Vec::with_capacity(job.items.len());
+        let mut refusal = None;
+        for (id, lease, places) in targets {
+            let items: Vec<&PeerAck> = places.iter().map(|at| &job.items[*at]).collect();
+            match self.ack_target(now, id, &lease, &job.group, &items, &job.tables, fx) {
+                Ok(judged) => {
+                    self.counters.acked += judged.iter().filter(|r| r.success).count() as u64;
+                    results.extend(items.iter().map(|i| i.index).zip(judged));
+                }
+                Err(error) => refusal = Some(error),
+            }
+        }
+        let result = refusal.map_or(Ok(results), Err);
+        self.send_durable(job.from, PeerMsg::Acked { task: job.task, result });
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one target with all that names it")]
+    fn ack_target(
+        &mut self,
+        now: Now,
+        id: PartitionId,
+        lease: &str,
+        group: &str,
+        items: &[&PeerAck],
+        tables: &Tables,
+        fx: &mut Effects<B>,
+    ) -> Result<Vec<AckResult>, Refusal> {
+        let Some(key) = self.cursor_key(id, group) else {
+            return Ok(vec![refused(NO_PARTITION); items.len()]);
+        };
+        let Some(cursor) = self.state.cursor(key).cloned() else {
+            return Ok(vec![refused(UNRESOLVED); items.len()]);
+        };
+        let held = cursor.lease.as_ref().filter(|l| !l.reserved);
+        if !lease.is_empty() {
+            let given = uuid::parse(lease).map(LeaseId);
+            let current = held.filter(|l| Some(l.record.id) == given && !l.expires.passed(now));
+            if current.is_none() {
+                return Ok(self.ack_repeated(key, &cursor, given, items, tables));
+            }
+        }
+        let partition = self.state.parts.get(key.slot).expect("its cursor exists");
+        let last = held.map(|l| l.record.end).or_else(|| {
+            partition.high_watermark().0.checked_sub(1).map(Offset)
+        });
+        let places = self.resolve_all(key, &cursor, items, last, tables);
+        let judged: Vec<(AckStatus, Place)> =
+            items.iter().map(|i| i.status).zip(places.iter().copied()).collect();
+        let options = &self.state.catalog.get(key.queue).expect("its cursor exists").image.options;
+        let batch = Batch {
+            next: cursor.next,
+            end: held.map(|l| l.record.end),
+            retry_count: cursor.retry_count,
+            retry_limit: options.retry_limit,
+        };
+        let leased = held.is_some();
+        let settled = settle(batch, &judged);
+        let filed = self.apply_settled(now, key, cursor, &settled, items, fx)?;
+        Ok(judged
+            .iter()
+            .enumerate()
+            .map(|(at, (status, place))| AckResult {
+                dead_lettered: filed && settled.spent.iter().any(|(_, item)| *item == at),
+                lease_released: settled.release,
+                ..verdict(*status, *place, leased)
+            })
+            .collect())
+    }
+
+    /// Writes the settled cursor with its dead letters. Returns whether spent messages are
+    /// filed, not dropped.
+    fn apply_settled(
+        &mut self,
+        now: Now,
+        key: CursorKey,
+        mut cursor: Cursor,
+        settled: &Settled,
+        items: &[&PeerAck],
+        fx: &mut Effects<B>,
+    ) -> Result<bool, Refusal> {
+        let files = self
+            .state
+            .catalog
+            .get(key.queue)
+            .is_some_and(|q| q.image.options.files_dead_letters());
+        let moved = settled.next != cursor.next
+            || settled.release
+            || settled.retry_count != cursor.retry_count;
+        if !moved {
+            return Ok(files);
+        }
+        let filed = if files { self.dead_letters(now, key, &cursor, settled, items) } else { vec![] };
+        self.counters.dead_lettered += filed.len() as u64;
+        cursor.next = settled.next;
+        cursor.retry_count = settled.retry_count;
+        if settled.clear_attempt {
+            (cursor.attempt_offset, cursor.attempt_count) = (Offset(0), 0);
+        } else if cursor.attempt_count > 0 {
+            // Redelivery starts at the cursor and counts on from what was delivered before.
+            cursor.attempt_offset = settled.next;
+        }
+        let ended = if settled.release { cursor.lease.take() } else { None };
+        if settled.complete
+            && let Some(lease) = &ended
+        {
+            cursor.released = Some(Box::new(ReleasedRecord {
+                id: lease.record.id,
+                first: lease.record.first,
+                end: lease.record.end,
+                at_us: now.wall_us,
+            }));
+        }
+        let remember = cursor.released.as_ref().map(|r| r.id).filter(|_| settled.complete);
+        self.store_cursor(key, cursor, filed)?;
+        if let Some(lease) = ended {
+            self.clear_timer(lease.timer);
+        }
+        if let Some(id) = remember {
+            self.remember_released(key, id, now.wall_us);
+        }
+        self.make_ready(now, key, End::Back, fx);
+        Ok(files)
+    }
+
+    fn dead_letters(
+        &mut self,
+        now: Now,
+        key: CursorKey,
+        cursor: &Cursor,
+        settled: &Settled,
+        items: &[&PeerAck],
+    ) -> Vec<DeadLetterRecord> {
+        let Some(partition) = self.state.parts.get(key.slot) else { return Vec::new() };
+        let mut rows = Vec::with_capacity(settled.spent.len());
+        for (offset, item) in &settled.spent {
+            // Retention may have dropped the message under its lease: there is nothing to file.
+            let Some(batch) = partition.batch_of(*offset) else { continue };
+            let error = items[*item].error.as_deref().unwrap_or("Retries exhausted");
+            rows.push(DeadLetterRecord {
+                id: uuid::mint_v7(now.wall_us, &mut self.prng),
+                offset: *offset,
+                created_at_us: batch.created_at_us,
+                failed_at_us: now.wall_us,
+                retry_count: cursor.retry_count,
+                batch_at: batch.at,
+                batch_bytes: batch.bytes,
+                error: cut(error).to_owned(),
+            });
+        }
+        rows
+    }
+
+    fn remember_released(&mut self, key: CursorKey, id: LeaseId, at_us: i64) {
+        self.state.released.push_back((key, id, at_us));
+        while self.state.released.len() > RELEASED_MAX {
+            self.forget_oldest_released();
+        }
+    }
+
+    pub(super) fn forget_oldest_released(&mut self) {
+        let Some((key, id, _)) = self.state.released.pop_front() else { return };
+        if let Some(cursor) = self.state.cursor_mut(key)
+            && cursor.released.as_ref().is_some_and(|r| r.id == id)
+        {
+            cursor.released = None;
+        }
+    }
+
+    /// A lease that is not current: refused, unless it settled its whole batch and this is the
+    /// same ack again.
+    fn ack_repeated(
+        &mut self,
+        key: CursorKey,
+        cursor: &Cursor,
+        given: Option<LeaseId>,
+        items: &[&PeerAck],
+        tables: &Tables,
+    ) -> Vec<AckResult> {
+        let released = cursor.released.as_deref().filter(|r| Some(r.id) == given);
+        let Some(released) = released.copied() else {
+            return vec![refused(LEASE_REFUSED); items.len()];
+        };
+        items
+            .iter()
+            .map(|item| {
+                let offsets = self.offsets_of(key.slot, &item.transaction_id, tables);
+                let inside =
+                    offsets.iter().any(|o| (released.first.0..=released.end.0).contains(&o.0));
+                if inside {
+                    AckResult {
+                        success: true,
+                        error: None,
+                        lease_released: true,
+                        dead_lettered: false,
+                        noop: false,
+                    }
+                } else {
+                    refused(UNRESOLVED)
+                }
+            })
+            .collect()
+    }
+
+    // ---- finding ids
+
+    pub(super) fn cursor_key(&self, id: PartitionId, group: &str) -> Option<CursorKey> {
+        let slot = self.state.slot_of(id)?;
+        let queue = self.state.parts.get(slot)?.queue;
+        let group = self.state.catalog.get(queue)?.group_slot(group)?;
+        Some(CursorKey { queue, group, slot })
+    }
+
+    /// Places of all items; the same id named twice takes the next message that carries it.
+    fn resolve_all(
+        &mut self,
+        key: CursorKey,
+        cursor: &Cursor,
+        items: &[&PeerAck],
+        last: Option<Offset>,
+        tables: &Tables,
+    ) -> Vec<Place> {
+        let fingerprints = self.log.fingerprint_key();
+        let mut places: Vec<Place> = Vec::with_capacity(items.len());
+        // Acks mostly come in offset order: each search starts where the last one ended.
+        let mut hint = 0;
+        for (at, item) in items.iter().enumerate() {
+            let taken = |o: Offset, places: &[Place]| {
+                items[..at]
+                    .iter()
+                    .zip(places)
+                    .any(|(i, p)| *p == Place::At(o) && i.transaction_id == item.transaction_id)
+            };
+            let repeated = items[..at].iter().any(|i| i.transaction_id == item.transaction_id);
+            let lease = cursor.lease.as_ref().filter(|l| !l.ids.is_empty());
+            if let Some(lease) = lease.filter(|_| !repeated) {
+                let wanted =
+                    records::table_fingerprint(fingerprints.fingerprint(item.transaction_id.as_bytes()));
+                let found = find_from(&lease.ids, wanted, hint)
+                    .filter(|i| lease.record.first.0 + *i as u64 >= cursor.next.0);
+                if let Some(index) = found {
+                    hint = index + 1;
+                    places.push(Place::At(Offset(lease.record.first.0 + index as u64)));
+                    continue;
+                }
+            }
+            let offsets = self.offsets_of(key.slot, &item.transaction_id, tables);
+            let place = offsets
+                .iter()
+                .copied()
+                .find(|o| *o >= cursor.next && last.is_some_and(|l| *o <= l) && !taken(*o, &places))
+                .map(Place::At)
+                .or_else(|| offsets.iter().any(|o| *o < cursor.next).then_some(Place::Below));
+            places.push(place.unwrap_or(Place::Unknown));
+        }
+        places
+    }
+
+    /// Offsets that carry an id, ascending, as far as memory and `tables` know.
+    fn offsets_of(&self, slot: Slot, transaction_id: &str, tables: &Tables) -> Vec<Offset> {
+        let fingerprint = records::table_fingerprint(
+            self.log.fingerprint_key().fingerprint(transaction_id.as_bytes()),
+        );
+        let mut found = Vec::new();
+        // Only the offsets matter here, not their times.
+        self.state.dedup.find(self.state.id_of(slot), fingerprint, 0, &mut found);
+        let mut offsets: Vec<Offset> = found.into_iter().map(|(offset, _)| offset).collect();
+        if let Some(partition) = self.state.parts.get(slot) {
+            for (at, table) in tables {
+                let Some(batch) = partition.batches.iter().find(|b| b.at == *at) else { continue };
+                let hits = table.iter().enumerate().filter(|(_, f)| **f == fingerprint);
+                offsets.extend(hits.map(|(i, _)| Offset(batch.base.0 + i as u64)));
+            }
+        }
+        offsets.sort_unstable();
+        offsets.dedup();
+        offsets
+    }
+
+    /// Adds the batches whose id tables must be looked at to find this item.
+    fn tables_needed(&self, item: &PeerAck, group: &str, needed: &mut Vec<BatchRef>) {
+        let Some(key) = self.cursor_key(item.partition_id, group) else { return };
+        let Some(partition) = self.state.parts.get(key.slot) else { return };
+        let Some(cursor) = self.state.cursor(key) else { return };
+        let fingerprint = records::table_fingerprint(
+            self.log.fingerprint_key().fingerprint(item.transaction_id.as_bytes()),
+        );
+        if let Some(lease) = &cursor.lease {
+            if lease.ids.contains(&fingerprint) {
+                return;
+            }
+            if lease.ids.is_empty() {
+                let (first, end) = (lease.record.first, lease.record.end);
+                needed.extend_from_slice(partition.batches_between(first, end));
+            }
+        }
+        let mut found = Vec::new();
+        self.state.dedup.find(self.state.id_of(key.slot), fingerprint, 0, &mut found);
+        if !found.is_empty() {
+            return;
+        }
+        let Some(minted_us) = uuid::parse(&item.transaction_id).map(minted_at_us) else { return };
+        // The id was minted before its batch was stamped, on the same clock.
+        let from = partition.batches.partition_point(|b| b.created_at_us < minted_us);
+        let near = partition.batches[from..]
+            .iter()
+            .take_while(|b| b.created_at_us <= minted_us.saturating_add(MINTED_SEARCH_US));
+        needed.extend(near.take(MINTED_SEARCH_MAX));
+    }
+}
+
+/// The milliseconds a version 7 UUID begins with, as microseconds.
+fn minted_at_us(id: [u8; 16]) -> i64 {
+    let mut millis = [0; 8];
+    millis[2..].copy_from_slice(&id[..6]);
+    i64::from_be_bytes(millis).saturating_mul(1_000)
+}
+
+/// First index of `wanted` at or after `hint`, else before it.
+fn find_from(ids: &[u64], wanted: u64, hint: usize) -> Option<usize> {
+    let hint = hint.min(ids.len());
+    let after = ids[hint..].iter().position(|f| *f == wanted).map(|i| i + hint);
+    after.or_else(|| ids[..hint].iter().position(|f| *f == wanted))
+}
+
+/// What one item is told.
+fn verdict(status: AckStatus, place: Place, leased: bool) -> AckResult {
+    let completed = status == AckStatus::Completed;
+    let done = |noop| AckResult {
+        success: true,
+        error: None,
+        lease_released: false,
+        dead_lettered: false,
+        noop,
+    };
+    match place {
+        Place::At(_) if leased || completed => done(false),
+        Place::At(_) => refused(NO_LEASE),
+        Place::Below if completed => done(true),
+        Place::Below => refused(COMMITTED),
+        Place::Unknown => refused(UNRESOLVED),
+    }
+}
+
+/// An error text as a dead letter keeps it.
+fn cut(text: &str) -> &str {
+    let mut end = text.len().min(limits::ERROR_TEXT_BYTES_MAX);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    &text[..end]
+}

@@ -1,0 +1,245 @@
+//! Which transaction ids were stored lately: fingerprints to offsets, kept by time.
+//!
+//! An open-addressed table split into independent parts, so that growing touches one part at a
+//! time and no step of the core stalls on a rehash of everything. An entry is 16 bytes:
+//! 8 of key (fingerprint mixed with the partition), 8 of offset and coarse time. Entries leave
+//! by a sweep that follows the clock, without anybody touching their partition.
+//!
+//! A hit is only a hint: whoever asks verifies it against the stored id, because a false
+//! duplicate would be a lost message.
+
+use crate::base::ids::{Offset, PartitionId};
+
+/// Seconds one unit of an entry's time stands for. Entries stay up to this much longer.
+const TICK_SECONDS: i64 = 16;
+/// The same in microseconds.
+pub const TICK_US: i64 = TICK_SECONDS * 1_000_000;
+const OFFSET_BITS: u32 = 40;
+const TIME_MASK: u64 = (1 << (64 - OFFSET_BITS)) - 1;
+const PARTS: usize = 256;
+const PART_SLOTS_MIN: usize = 8;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+struct Entry {
+    /// 0: empty.
+    key: u64,
+    packed: u64,
+}
+
+impl Entry {
+    fn offset(self) -> Offset {
+        Offset(self.packed & ((1 << OFFSET_BITS) - 1))
+    }
+
+    /// Ticks since it was stored. The stored tick is the low bits of the clock's: half of their
+    /// range (four years) reads as the past, the other half as a stamp ahead of the clock,
+    /// which counts as now.
+    fn age(self, now_tick: u64) -> u64 {
+        let age = now_tick.wrapping_sub(self.packed >> OFFSET_BITS) & TIME_MASK;
+        if age > TIME_MASK / 2 { 0 } else { age }
+    }
+}
+
+#[derive(Default)]
+struct Part {
+    /// A power of two of slots, or none.
+    slots: Vec<Entry>,
+    used: usize,
+}
+
+/// The dedup index of one shard.
+pub struct Dedup {
+    parts: Vec<Part>,
+    /// Next part the sweep looks at.
+    sweep: usize,
+    used: usize,
+}
+
+impl Default for Dedup {
+    fn default() -> Self {
+        Self { parts: (0..PARTS).map(|_| Part::default()).collect(), sweep: 0, used: 0 }
+    }
+}
+
+fn key_of(partition: PartitionId, fingerprint: u64) -> u64 {
+    let mut k = fingerprint ^ partition.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    k = (k ^ (k >> 31)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
+    k ^= k >> 32;
+    k.max(1)
+}
+
+fn tick_of(wall_us: i64) -> u64 {
+    wall_us.max(0).cast_unsigned() / TICK_US.cast_unsigned()
+}
+
+impl Dedup {
+    pub fn len(&self) -> usize {
+        self.used
+    }
+
+    pub fn insert(&mut self, partition: PartitionId, fingerprint: u64, offset: Offset, us: i64) {
+        let key = key_of(partition, fingerprint);
+        let packed = offset.0 & ((1 << OFFSET_BITS) - 1) | (tick_of(us) & TIME_MASK) << OFFSET_BITS;
+        self.parts[part_of(key)].insert(Entry { key, packed });
+        self.used += 1;
+    }
+
+    /// Offsets stored under this id in this partition, lowest first, each with the wall time in
+    /// microseconds at which its tick began: it was stored then or up to [`TICK_US`] later.
+    pub fn find(
+        &self,
+        partition: PartitionId,
+        fingerprint: u64,
+        wall_us: i64,
+        out: &mut Vec<(Offset, i64)>,
+    ) {
+        out.clear();
+        let key = key_of(partition, fingerprint);
+        self.parts[part_of(key)].find(key, tick_of(wall_us), out);
+        out.sort_unstable();
+    }
+
+    /// Drops entries older than `keep_seconds` from the next part in turn. Called once for each
+    /// step of the clock, it walks the whole table in [`PARTS`] calls.
+    pub fn sweep(&mut self, wall_us: i64, keep_seconds: u64) {
+        // One tick more: an entry may have been stored at the very end of its own.
+        let keep = keep_seconds / TICK_SECONDS.cast_unsigned() + 1;
+        let now_tick = tick_of(wall_us);
+        let part = &mut self.parts[self.sweep];
+        let before = part.used;
+        part.retain(|e| e.age(now_tick) <= keep);
+        self.used -= before - part.used;
+        self.sweep = (self.sweep + 1) % PARTS;
+    }
+}
+
+fn part_of(key: u64) -> usize {
+    (key >> 56) as usize % PARTS
+}
+
+impl Part {
+    fn insert(&mut self, entry: Entry) {
+        if (self.used + 1) * 8 > self.slots.len() * 7 {
+            let grown = (self.slots.len() * 2).max(PART_SLOTS_MIN);
+            self.rebuild(grown, |_| true);
+        }
+        self.place(entry);
+        self.used += 1;
+    }
+
+    fn place(&mut self, entry: Entry) {
+        let mask = self.slots.len() - 1;
+        let mut at = entry.key as usize & mask;
+        while self.slots[at].key != 0 {
+            at = (at + 1) & mask;
+        }
+        self.slots[at] = entry;
+    }
+
+    fn find(&self, key: u64, now_tick: u64, out: &mut Vec<(Offset, i64)>) {
+        if self.slots.is_empty() {
+            return;
+        }
+        let mask = self.slots.len() - 1;
+        let mut at = key as usize & mask;
+        while self.slots[at].key != 0 {
+            if self.slots[at].key == key {
+                let entry = self.slots[at];
+                let stored = now_tick - entry.age(now_tick).min(now_tick);
+                out.push((entry.offset(), stored.cast_signed() * TICK_US));
+            }
+            at = (at + 1) & mask;
+        }
+    }
+
+    /// A rebuild is simpler than deletion marks, and as cheap: the sweep visits every slot
+    /// anyway.
+    fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
+        let kept = self.slots.iter().filter(|e| e.key != 0 && keep(e)).count();
+        if kept == self.used {
+            return;
+        }
+        let mut slots = PART_SLOTS_MIN;
+        while kept * 8 > slots * 5 {
+            slots *= 2;
+        }
+        self.rebuild(if kept == 0 { 0 } else { slots }, keep);
+    }
+
+    fn rebuild(&mut self, slots: usize, keep: impl Fn(&Entry) -> bool) {
+        let old = std::mem::replace(&mut self.slots, vec![Entry::default(); slots]);
+        self.used = 0;
+        for entry in old.into_iter().filter(|e| e.key != 0 && keep(e)) {
+            self.place(entry);
+            self.used += 1;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::prng::Prng;
+    use std::collections::BTreeMap;
+
+    #[test]
+    fn agrees_with_a_plain_map_under_inserts_and_sweeps() {
+        let mut prng = Prng::new(3);
+        let mut table = Dedup::default();
+        let mut model: BTreeMap<(u64, u64), Vec<(u64, i64)>> = BTreeMap::new();
+        let mut found = Vec::new();
+        let mut wall_us = 1_700_000_000_000_000i64;
+        for step in 0..60_000u64 {
+            wall_us += 20_000;
+            let (partition, id) = (prng.below(40), prng.below(3_000) << 1 | 2);
+            if prng.chance(60) {
+                table.insert(PartitionId(partition), id, Offset(step), wall_us);
+                model.entry((partition, id)).or_default().push((step, wall_us));
+            } else {
+                table.find(PartitionId(partition), id, wall_us, &mut found);
+                let newest = wall_us - 300_000_000;
+                let wanted: Vec<u64> = model
+                    .get(&(partition, id))
+                    .map(|v| v.iter().filter(|(_, us)| *us >= newest).map(|(o, _)| *o).collect())
+                    .unwrap_or_default();
+                for offset in wanted {
+                    assert!(found.iter().any(|(o, _)| o.0 == offset), "an id inside the window was lost");
+                }
+                for (offset, _) in &found {
+                    let known = model.get(&(partition, id)).is_some_and(|v| {
+                        v.iter().any(|(o, us)| {
+                            *o == offset.0 && *us >= wall_us - (300 + 3 * 16 + 60) * 1_000_000
+                        })
+                    });
+                    assert!(known, "an id that never was, or long after its window");
+                }
+            }
+            if step % 8 == 0 {
+                table.sweep(wall_us, 300);
+            }
+        }
+        for _ in 0..PARTS {
+            table.sweep(wall_us + 1_000_000_000, 300);
+        }
+        assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn a_stored_id_is_found_with_its_time_at_any_date() {
+        for wall_us in [0, 1_800_000_000_000_000, 4_102_444_800_000_000] {
+            let mut table = Dedup::default();
+            table.insert(PartitionId(7), 2, Offset(5), wall_us);
+            let mut found = Vec::new();
+            for later_us in [0, 3_600_000_000] {
+                table.find(PartitionId(7), 2, wall_us + later_us, &mut found);
+                assert_eq!(found.len(), 1);
+                let (offset, stored_us) = found[0];
+                assert_eq!(offset, Offset(5));
+                assert!(stored_us <= wall_us && stored_us > wall_us - TICK_US);
+            }
+            // The clock went back behind the stamp: it counts as stored now.
+            table.find(PartitionId(7), 2, wall_us - 60_000_000, &mut found);
+            assert_eq!(found.len(), 1);
+        }
+    }
+}

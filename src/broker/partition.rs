@@ -1,0 +1,256 @@
+//! Partitions of one shard: ordered logs of batches, and the two tables that find them.
+//!
+//! A partition's slot is the counter of its id: pages of slots are allocated as ids are given
+//! out and freed when every partition of a page is gone, so a slot is never another partition's.
+//! Only this file moves a high watermark.
+
+use hashbrown::HashTable;
+use smallvec::SmallVec;
+
+use crate::base::hash::partition_hash;
+use crate::base::ids::{LogPosition, Offset, PartitionId, SegmentId, ShardId};
+
+/// Place of a partition in its shard's tables: the counter of its id.
+pub type Slot = u32;
+
+/// Where one stored batch lies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct BatchRef {
+    pub at: LogPosition,
+    pub base: Offset,
+    pub created_at_us: i64,
+    /// Whole length of its record in bytes.
+    pub bytes: u32,
+    pub count: u32,
+}
+
+impl BatchRef {
+    pub fn end(&self) -> Offset {
+        Offset(self.base.0 + u64::from(self.count))
+    }
+}
+
+/// One ordered partition.
+#[derive(Debug)]
+pub struct Partition {
+    pub name: Box<str>,
+    /// Slot of its queue.
+    pub queue: u32,
+    /// Place in its queue's list.
+    pub place: u32,
+    /// The offset the next message gets.
+    pub next_offset: Offset,
+    /// First offset not yet deliverable: the end of what is durable.
+    high_watermark: Offset,
+    /// Oldest offset still kept.
+    pub log_start: Offset,
+    /// Stamp of the newest append; stamps grow strictly.
+    pub last_created_us: i64,
+    pub created_at_us: i64,
+    /// Retained batches, ascending.
+    pub batches: SmallVec<[BatchRef; 1]>,
+    /// Segments of its newest birth and log-start records.
+    pub birth_segment: SegmentId,
+    pub start_segment: Option<SegmentId>,
+}
+
+impl Partition {
+    pub fn high_watermark(&self) -> Offset {
+        self.high_watermark
+    }
+
+    /// Messages below `to` are durable and may be delivered.
+    pub fn raise_high_watermark(&mut self, to: Offset) {
+        assert!(to >= self.high_watermark && to <= self.next_offset, "high watermark out of order");
+        self.high_watermark = to;
+    }
+
+    /// The retained batches that overlap `from..=to`.
+    pub fn batches_between(&self, from: Offset, to: Offset) -> &[BatchRef] {
+        let first = self.batches.partition_point(|b| b.end() <= from);
+        let last = self.batches.partition_point(|b| b.base <= to);
+        self.batches.get(first..last).unwrap_or(&[])
+    }
+
+    pub fn batch_of(&self, offset: Offset) -> Option<&BatchRef> {
+        self.batches_between(offset, offset).first()
+    }
+
+    /// First deliverable offset whose batch was created at or after `us`; the tail if none.
+    pub fn first_created_from(&self, us: i64) -> Offset {
+        let at = self.batches.partition_point(|b| b.created_at_us < us);
+        self.batches.get(at).map_or(self.next_offset, |b| b.base)
+    }
+
+    /// The retained batch that holds the newest deliverable message.
+    pub fn newest_visible(&self) -> Option<&BatchRef> {
+        let at = self.batches.partition_point(|b| b.end() <= self.high_watermark);
+        self.batches.get(..at)?.last()
+    }
+
+    pub fn retained(&self) -> u64 {
+        self.next_offset.0 - self.log_start.0
+    }
+
+    pub fn retained_bytes(&self) -> u64 {
+        self.batches.iter().map(|b| u64::from(b.bytes)).sum()
+    }
+}
+
+const PAGE: usize = 256;
+type Page = Box<[Option<Partition>]>;
+
+/// All partitions of a shard, by slot and by (queue, name).
+#[derive(Default)]
+pub struct Partitions {
+    pages: Vec<Option<Page>>,
+    names: HashTable<Slot>,
+    live: usize,
+    next: Slot,
+}
+
+fn name_hash(queue: u32, name: &str) -> u64 {
+    // The queue's slot stands for its name: cheaper, and slots are never reused in a run.
+    partition_hash("", name) ^ u64::from(queue).wrapping_mul(0x9E37_79B9_7F4A_7C15)
+}
+
+impl Partitions {
+    pub fn len(&self) -> usize {
+        self.live
+    }
+
+    /// The counter the next partition takes. Kept in every segment's header, so that an id is
+    /// never given out twice.
+    pub fn next_counter(&self) -> u64 {
+        u64::from(self.next)
+    }
+
+    pub fn raise_next_counter(&mut self, counter: u64) {
+        self.next = self.next.max(Slot::try_from(counter).unwrap_or(Slot::MAX));
+    }
+
+    /// Whether another partition can be made.
+    pub fn is_full(&self) -> bool {
+        self.next == Slot::MAX
+    }
+
+    pub fn find(&self, queue: u32, name: &str) -> Option<Slot> {
+        self.names
+            .find(name_hash(queue, name), |slot| {
+                self.get(*slot).is_some_and(|p| p.queue == queue && *p.name == *name)
+            })
+            .copied()
+    }
+
+    pub fn get(&self, slot: Slot) -> Option<&Partition> {
+        self.pages.get(slot as usize / PAGE)?.as_ref()?.get(slot as usize % PAGE)?.as_ref()
+    }
+
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut Partition> {
+        self.pages.get_mut(slot as usize / PAGE)?.as_mut()?.get_mut(slot as usize % PAGE)?.as_mut()
+    }
+
+    /// The slot of an id of this shard, if that partition lives.
+    pub fn slot_of(&self, shard: ShardId, id: PartitionId) -> Option<Slot> {
+        if id.shard() != Some(shard) {
+            return None;
+        }
+        let slot = Slot::try_from(id.counter()).ok()?;
+        self.get(slot).map(|_| slot)
+    }
+
+    /// Puts a new, empty partition at `slot`.
+    pub fn insert(&mut self, slot: Slot, queue: u32, place: u32, name: &str, created_at_us: i64) {
+        let page = slot as usize / PAGE;
+        if self.pages.len() <= page {
+            self.pages.resize_with(page + 1, || None);
+        }
+        let page = self.pages[page]
+            .get_or_insert_with(|| (0..PAGE).map(|_| None).collect::<Vec<_>>().into_boxed_slice());
+        let entry = &mut page[slot as usize % PAGE];
+        assert!(entry.is_none(), "partition slots are used once");
+        *entry = Some(Partition {
+            name: name.into(),
+            queue,
+            place,
+            next_offset: Offset(0),
+            high_watermark: Offset(0),
+            log_start: Offset(0),
+            last_created_us: i64::MIN,
+            created_at_us,
+            batches: SmallVec::new(),
+            birth_segment: SegmentId(0),
+            start_segment: None,
+        });
+        self.live += 1;
+        self.next = self.next.max(slot + 1);
+        let pages = &self.pages;
+        self.names.insert_unique(name_hash(queue, name), slot, |slot| {
+            let page = pages[*slot as usize / PAGE].as_ref().expect("named slots are live");
+            let p = page[*slot as usize % PAGE].as_ref().expect("named slots are live");
+            name_hash(p.queue, &p.name)
+        });
+    }
+
+    pub fn remove(&mut self, slot: Slot) -> Option<Partition> {
+        let hash = self.get(slot).map(|p| name_hash(p.queue, &p.name))?;
+        if let Ok(entry) = self.names.find_entry(hash, |s| *s == slot) {
+            entry.remove();
+        }
+        let place = self.pages.get_mut(slot as usize / PAGE)?;
+        let page = place.as_mut()?;
+        let partition = page[slot as usize % PAGE].take();
+        if page.iter().all(Option::is_none) {
+            *place = None;
+        }
+        self.live -= usize::from(partition.is_some());
+        partition
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn batch(base: u64, count: u32, created_at_us: i64) -> BatchRef {
+        BatchRef { at: LogPosition::ZERO, base: Offset(base), created_at_us, bytes: 10, count }
+    }
+
+    #[test]
+    fn slots_are_found_by_name_and_never_reused() {
+        let mut table = Partitions::default();
+        for i in 0..1_000u32 {
+            table.insert(i, i % 3, 0, &format!("p{}", i / 3), 0);
+        }
+        assert_eq!(table.find(1, "p0"), Some(1));
+        assert_eq!(table.find(3, "p0"), None);
+        assert!(table.remove(1).is_some() && table.remove(1).is_none());
+        assert_eq!(table.find(1, "p0"), None);
+        assert_eq!((table.len(), table.next_counter()), (999, 1_000));
+        for i in 0..1_000u32 {
+            table.remove(i);
+        }
+        assert!(table.pages.iter().all(Option::is_none));
+    }
+
+    #[test]
+    fn ranges_and_times_find_batches() {
+        let mut table = Partitions::default();
+        table.insert(0, 0, 0, "p", 0);
+        let p = table.get_mut(0).unwrap();
+        p.batches.extend([batch(0, 3, 10), batch(3, 1, 20), batch(4, 6, 30)]);
+        p.next_offset = Offset(10);
+        p.raise_high_watermark(Offset(4));
+        assert_eq!(p.batches_between(Offset(2), Offset(3)).len(), 2);
+        assert_eq!(p.batch_of(Offset(9)).unwrap().base, Offset(4));
+        assert!(p.batch_of(Offset(10)).is_none());
+        assert_eq!(p.first_created_from(11), Offset(3));
+        assert_eq!(p.first_created_from(31), Offset(10));
+        assert_eq!(p.newest_visible().unwrap().base, Offset(3));
+    }
+
+    #[test]
+    fn a_partition_stays_small() {
+        assert!(size_of::<Option<Partition>>() <= 136, "{}", size_of::<Option<Partition>>());
+    }
+}

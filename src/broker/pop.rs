@@ -1,0 +1,439 @@
+//! Pop, seen from the shard of its client: where to look, waiting, and gathering what was
+//! claimed. The claims themselves are made in `claim`.
+//!
+//! A pop that does not wait visits every shard, the first in rotation, until its budget is
+//! spent. A pop that waits goes at once to the queue's owner (see `line`); a pinned one to its
+//! partition's shard. A discovery pop does this for every queue with its labels under one id:
+//! the first claim wins, later ones are given back.
+
+use std::collections::VecDeque;
+
+use super::deadlines::DeadlineKey;
+use super::effect::Effects;
+use super::shard::{Event, Shard};
+use super::task::Task;
+use crate::base::buf::{Gather, IoBuf};
+use crate::base::hash::partition_hash;
+use crate::base::ids::{LeaseId, ShardId, Token};
+use crate::base::limits;
+use crate::base::time::{Deadline, Now};
+use crate::base::uuid;
+use crate::model::command::{PopRequest, PopTarget, Subscription};
+use crate::model::error::Refusal;
+use crate::model::peer::{
+    Arrival, ClaimMode, ClaimSpec, GivenBack, PeerClaim, PeerMsg, PinnedPark, QueueImage, TaskId,
+};
+use crate::model::reply::{Autopilot, Claim, PopReply, Reply};
+
+/// Messages a pop asks for when the broker chooses.
+const AUTOPILOT_BATCH: u32 = 100;
+
+/// What a pop looks at, owned.
+#[derive(Clone, Debug)]
+enum Target {
+    Queue(String),
+    Partition { queue: String, partition: String },
+    Labels { namespace: String, task: String },
+}
+
+/// A pop at the shard of its client.
+#[derive(Debug)]
+pub(super) struct PopTask<B> {
+    token: Token,
+    target: Target,
+    group: String,
+    /// What is left of the budget.
+    spec: ClaimSpec,
+    subscription: Subscription,
+    arrival: Arrival,
+    until: Option<Deadline>,
+    timer: Option<DeadlineKey>,
+    autopilot: Option<Autopilot>,
+    /// Visits left of a pop that does not wait.
+    plan: VecDeque<(String, ShardId)>,
+    /// Queues in whose lines it stands.
+    parked: Vec<String>,
+    claims: Vec<Claim<B>>,
+    refusal: Option<Refusal>,
+}
+
+impl<B: IoBuf> Shard<B> {
+    pub(super) fn pop(
+        &mut self,
+        now: Now,
+        request: &PopRequest<'_>,
+        token: Token,
+        fx: &mut Effects<B>,
+    ) {
+        let target = match &request.target {
+            PopTarget::Queue(queue) => Target::Queue(queue.clone().into_owned()),
+            PopTarget::Partition { queue, partition } => Target::Partition {
+                queue: queue.clone().into_owned(),
+                partition: partition.clone().into_owned(),
+            },
+            PopTarget::Labels { namespace, task } => Target::Labels {
+                namespace: namespace.clone().into_owned(),
+                task: task.clone().into_owned(),
+            },
+        };
+        let pinned = matches!(target, Target::Partition { .. });
+        let batch = request.batch.unwrap_or(AUTOPILOT_BATCH).clamp(1, limits::POP_BATCH_MAX);
+        let partitions = match request.partitions {
+            _ if pinned => 1,
+            Some(n) => n.clamp(1, limits::POP_PARTITIONS_MAX),
+            None => limits::POP_PARTITIONS_MAX,
+        };
+        let spec = ClaimSpec {
+            lease_id: LeaseId(uuid::mint_v7(now.wall_us, &mut self.prng)),
+            batch,
+            partitions,
+            auto_ack: request.auto_ack,
+            lease_seconds: request.lease_seconds,
+        };
+        let until = request.wait_ms.map(|ms| now.after_ms(ms.min(limits::POP_TIMEOUT_MS_MAX)));
+        let task = TaskId(self.new_id());
+        let timer = until
+            .map(|until| self.state.deadlines.insert(until, Event::PopTimesOut(task)));
+        let arrival = Arrival { since_us: now.mono_us, entry: self.config.shard.0, task };
+        let pop = PopTask {
+            token,
+            target,
+            group: request.group.clone().into_owned(),
+            spec,
+            subscription: request.subscription,
+            arrival,
+            until,
+            timer,
+            autopilot: request.autopilot.then_some(Autopilot { partitions, batch }),
+            plan: VecDeque::new(),
+            parked: Vec::new(),
+            claims: Vec::new(),
+            refusal: None,
+        };
+        self.tasks.insert(task, Task::Pop(Box::new(pop)));
+        self.pops.insert(token, task);
+        self.pop_begin(now, task, fx);
+    }
+
+    fn pop_task(&mut self, task: TaskId) -> Option<&mut PopTask<B>> {
+        match self.tasks.get_mut(&task) {
+            Some(Task::Pop(pop)) => Some(pop),
+            _ => None,
+        }
+    }
+
+    /// Makes sure queue and registration exist, then looks.
+    fn pop_begin(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
+        let Some(pop) = self.pop_task(task) else { return };
+        let (target, group, subscription) = (pop.target.clone(), pop.group.clone(), pop.subscription);
+        let queues = match target {
+            Target::Partition { queue, partition } => {
+                return self.pop_pinned(task, &queue, partition, fx);
+            }
+            Target::Queue(queue) => {
+                if self.state.catalog.find(&queue).is_none() {
+                    let owner = self.owner_of(&queue);
+                    return self.send(owner, PeerMsg::EnsureQueue { task, queue }, fx);
+                }
+                vec![queue]
+            }
+            Target::Labels { namespace, task } => self.queues_with(&namespace, &task),
+        };
+        // One registration at a time; its answer comes back here.
+        let unknown = queues.iter().find(|queue| {
+            self.state.catalog.by_name(queue).is_some_and(|q| !q.knows_group(&group))
+        });
+        if let Some(queue) = unknown {
+            let (owner, queue) = (self.owner_of(queue), queue.clone());
+            let msg = PeerMsg::RegisterGroup { task, queue, group, subscription };
+            return self.send(owner, msg, fx);
+        }
+        self.pop_look(now, task, queues, fx);
+    }
+
+    /// The queue or registration a pop asked for is there, or could not be made.
+    pub(super) fn pop_catalog_ready(
+        &mut self,
+        now: Now,
+        task: TaskId,
+        refusal: Option<Refusal>,
+        fx: &mut Effects<B>,
+    ) {
+        match refusal {
+            Some(refusal) => self.pop_refused(task, refusal, fx),
+            None => self.pop_begin(now, task, fx),
+        }
+    }
+
+    fn queues_with(&self, namespace: &str, task: &str) -> Vec<String> {
+        self.state
+            .catalog
+            .iter()
+            .map(|(_, queue)| &queue.image)
+            .filter(|image| has_labels(image, namespace, task))
+            .map(|image| image.name.clone())
+            .collect()
+    }
+
+    fn pop_pinned(&mut self, task: TaskId, queue: &str, partition: String, fx: &mut Effects<B>) {
+        let hash = partition_hash(queue, &partition) % u64::from(self.config.shards);
+        let to = ShardId(hash as u16);
+        let Some(pop) = self.pop_task(task) else { return };
+        let (arrival, group, spec) = (pop.arrival, pop.group.clone(), pop.spec.clone());
+        let (subscription, queue) = (pop.subscription, queue.to_owned());
+        let msg = match pop.until {
+            Some(until) => {
+                pop.parked.push(queue.clone());
+                PeerMsg::ParkPinned(Box::new(PinnedPark {
+                    arrival,
+                    queue,
+                    partition,
+                    group,
+                    spec,
+                    subscription,
+                    until,
+                }))
+            }
+            None => {
+                let mode = ClaimMode::Pinned { partition, subscription };
+                PeerMsg::Claim { arrival, queue, group, spec, mode }
+            }
+        };
+        self.send(to, msg, fx);
+    }
+
+    fn pop_look(&mut self, now: Now, task: TaskId, queues: Vec<String>, fx: &mut Effects<B>) {
+        let shards = self.config.shards;
+        let first = (self.new_id() % u64::from(shards)) as u16;
+        let Some(pop) = self.pop_task(task) else { return };
+        if pop.until.is_none() {
+            for queue in queues {
+                let shards = (0..shards).map(|i| ShardId((first + i) % shards));
+                pop.plan.extend(shards.map(|shard| (queue.clone(), shard)));
+            }
+            return self.pop_visit(now, task, fx);
+        }
+        for queue in queues {
+            self.pop_park(task, queue, fx);
+        }
+    }
+
+    /// Stands in a queue's line, under the pop's first arrival.
+    fn pop_park(&mut self, task: TaskId, queue: String, fx: &mut Effects<B>) {
+        let owner = self.owner_of(&queue);
+        let Some(pop) = self.pop_task(task) else { return };
+        let Some(until) = pop.until else { return };
+        if !pop.parked.contains(&queue) {
+            pop.parked.push(queue.clone());
+        }
+        let msg = PeerMsg::Park {
+            arrival: pop.arrival,
+            queue,
+            group: pop.group.clone(),
+            spec: pop.spec.clone(),
+            until,
+        };
+        self.send(owner, msg, fx);
+    }
+
+    fn pop_visit(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
+        let Some(pop) = self.pop_task(task) else { return };
+        let spent = pop.spec.batch == 0 || pop.spec.partitions == 0 || pop.refusal.is_some();
+        let next = if spent { None } else { pop.plan.pop_front() };
+        let Some((queue, shard)) = next else { return self.pop_finish(now, task, fx) };
+        let msg = PeerMsg::Claim {
+            arrival: pop.arrival,
+            queue,
+            group: pop.group.clone(),
+            spec: pop.spec.clone(),
+            mode: ClaimMode::Visit,
+        };
+        self.send(shard, msg, fx);
+    }
+
+    // ---- what comes back
+
+    pub(super) fn claimed_by_peer(
+        &mut self,
+        now: Now,
+        task: TaskId,
+        queue: &str,
+        group: &str,
+        lease_id: Option<LeaseId>,
+        claims: Result<Vec<PeerClaim>, Refusal>,
+        fx: &mut Effects<B>,
+    ) {
+        let claims = claims.map(|claims| {
+            claims.into_iter().map(|claim| from_peer(queue, claim)).collect::<Vec<_>>()
+        });
+        self.claimed(now, task, group, lease_id, claims, fx);
+    }
+
+    /// Claims for a pop of ours, durable and with their data.
+    pub(super) fn claimed(
+        &mut self,
+        now: Now,
+        task: TaskId,
+        group: &str,
+        lease_id: Option<LeaseId>,
+        claims: Result<Vec<Claim<B>>, Refusal>,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(pop) = self.pop_task(task) else {
+            // Its client is gone, or another claim won.
+            if let Ok(claims) = claims {
+                self.give_back(group, lease_id, &claims, fx);
+            }
+            return;
+        };
+        match claims {
+            Ok(claims) => {
+                let taken: u64 = claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum();
+                let taken = u32::try_from(taken).unwrap_or(u32::MAX);
+                pop.spec.batch = pop.spec.batch.saturating_sub(taken);
+                pop.spec.partitions = pop.spec.partitions.saturating_sub(claims.len() as u32);
+                pop.claims.extend(claims);
+            }
+            Err(refusal) => pop.refusal = Some(refusal),
+        }
+        if pop.until.is_none() {
+            self.pop_visit(now, task, fx);
+        } else {
+            self.pop_finish(now, task, fx);
+        }
+    }
+
+    pub(super) fn claim_empty(&mut self, now: Now, task: TaskId, queue: &str, fx: &mut Effects<B>) {
+        let Some(pop) = self.pop_task(task) else { return };
+        match pop.until {
+            None => self.pop_visit(now, task, fx),
+            // Too close to its deadline to be served: it times out on its own.
+            Some(until) if until <= now.after_ms(limits::POP_LATE_MS) => {}
+            Some(_) => self.pop_park(task, queue.to_owned(), fx),
+        }
+    }
+
+    /// A queue the pop waited on is gone.
+    pub(super) fn unparked(&mut self, now: Now, task: TaskId, queue: &str, fx: &mut Effects<B>) {
+        let Some(pop) = self.pop_task(task) else { return };
+        pop.parked.retain(|parked| parked != queue);
+        if pop.parked.is_empty() && !matches!(pop.target, Target::Labels { .. }) {
+            self.pop_finish(now, task, fx);
+        }
+    }
+
+    pub(super) fn pop_timed_out(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
+        if let Some(pop) = self.pop_task(task) {
+            pop.timer = None;
+            self.pop_finish(now, task, fx);
+        }
+    }
+
+    pub(super) fn pop_gone(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
+        let Some(pop) = self.pop_task(task) else { return };
+        let claims = std::mem::take(&mut pop.claims);
+        let lease_id = (!pop.spec.auto_ack).then_some(pop.spec.lease_id);
+        let group = pop.group.clone();
+        self.give_back(&group, lease_id, &claims, fx);
+        self.pop_finish(now, task, fx);
+    }
+
+    /// A queue was made: discovery pops that wait for its labels stand in its line too.
+    pub(super) fn queue_appeared(&mut self, now: Now, image: &QueueImage, fx: &mut Effects<B>) {
+        let waiting: Vec<TaskId> = self.pops.values().copied().collect();
+        for task in waiting {
+            let Some(pop) = self.pop_task(task) else { continue };
+            let Target::Labels { namespace, task: label } = &pop.target else { continue };
+            if pop.until.is_some()
+                && has_labels(image, namespace, label)
+                && !pop.parked.contains(&image.name)
+            {
+                self.pop_begin(now, task, fx);
+            }
+        }
+    }
+
+    fn pop_refused(&mut self, task: TaskId, refusal: Refusal, fx: &mut Effects<B>) {
+        let Some(pop) = self.pop_remove(task, fx) else { return };
+        fx.reply(pop.token, Reply::Refused(refusal));
+    }
+
+    /// Takes the pop out of every line and table.
+    fn pop_remove(&mut self, task: TaskId, fx: &mut Effects<B>) -> Option<Box<PopTask<B>>> {
+        let Some(Task::Pop(pop)) = self.tasks.remove(&task) else { return None };
+        self.pops.remove(&pop.token);
+        self.clear_timer(pop.timer);
+        for queue in &pop.parked {
+            let (arrival, queue, group) = (pop.arrival, queue.clone(), pop.group.clone());
+            if let Target::Partition { partition, .. } = &pop.target {
+                let hash = partition_hash(&queue, partition) % u64::from(self.config.shards);
+                let partition = partition.clone();
+                let msg = PeerMsg::UnparkPinned { arrival, queue, partition };
+                self.send(ShardId(hash as u16), msg, fx);
+            } else {
+                let owner = self.owner_of(&queue);
+                self.send(owner, PeerMsg::Unpark { arrival, queue, group }, fx);
+            }
+        }
+        Some(pop)
+    }
+
+    fn pop_finish(&mut self, _now: Now, task: TaskId, fx: &mut Effects<B>) {
+        let Some(pop) = self.pop_remove(task, fx) else { return };
+        if let (Some(refusal), true) = (pop.refusal, pop.claims.is_empty()) {
+            return self.reply_durable(pop.token, Reply::Refused(refusal));
+        }
+        let queue = match pop.target {
+            Target::Queue(queue) | Target::Partition { queue, .. } => queue,
+            Target::Labels { .. } => String::new(),
+        };
+        let leased = !pop.spec.auto_ack && !pop.claims.is_empty();
+        let reply = PopReply {
+            queue,
+            group: pop.group,
+            lease_id: leased.then_some(pop.spec.lease_id),
+            claims: pop.claims,
+            autopilot: pop.autopilot,
+        };
+        self.reply_durable(pop.token, Reply::Pop(reply));
+    }
+
+    /// Claims nobody received go back to the shards they came from.
+    pub(super) fn give_back(
+        &mut self,
+        group: &str,
+        lease_id: Option<LeaseId>,
+        claims: &[Claim<B>],
+        fx: &mut Effects<B>,
+    ) {
+        for claim in claims {
+            let Some(to) = claim.partition_id.shard() else { continue };
+            let given =
+                GivenBack { partition_id: claim.partition_id, start: claim.start, end: claim.end };
+            let msg = PeerMsg::GiveBack {
+                queue: claim.queue.clone(),
+                group: group.to_owned(),
+                lease_id,
+                claims: vec![given],
+            };
+            self.send(to, msg, fx);
+        }
+    }
+}
+
+fn has_labels(image: &QueueImage, namespace: &str, task: &str) -> bool {
+    (namespace.is_empty() || image.options.namespace == namespace)
+        && (task.is_empty() || image.options.task == task)
+}
+
+fn from_peer<B>(queue: &str, claim: PeerClaim) -> Claim<B> {
+    Claim {
+        queue: queue.to_owned(),
+        partition: claim.partition,
+        partition_id: claim.partition_id,
+        start: claim.start,
+        end: claim.end,
+        attempt: claim.attempt,
+        batches: claim.batches.into_iter().map(Gather::Owned).collect(),
+    }
+}

@@ -1,0 +1,149 @@
+//! Queues as one shard knows them: the replicated image, and this shard's part of partitions
+//! and groups.
+
+use std::collections::HashMap;
+
+use super::group::Group;
+use super::partition::Slot;
+use crate::base::ids::SegmentId;
+use crate::model::command::QUEUE_MODE;
+use crate::model::peer::{GroupStart, QueueImage};
+
+/// One queue's part on this shard.
+#[derive(Debug)]
+pub struct Queue {
+    pub image: QueueImage,
+    /// This shard's partitions of it, in order of creation.
+    pub partitions: Vec<Slot>,
+    /// By group slot. Slot 0 is queue mode.
+    pub groups: Vec<Option<Group>>,
+    /// Segment of its newest image record.
+    pub segment: Option<SegmentId>,
+    /// Retained messages and bytes.
+    pub messages: u64,
+    pub bytes: u64,
+    pub dead_letters: u64,
+    /// Where the retention sweep stands in `partitions`.
+    pub retention_at: usize,
+}
+
+impl Queue {
+    fn new(image: QueueImage) -> Self {
+        Self {
+            image,
+            partitions: Vec::new(),
+            // Queue mode is a group that needs no registration and starts at the oldest message.
+            groups: vec![Some(Group::new(QUEUE_MODE, Some(GroupStart::Oldest)))],
+            segment: None,
+            messages: 0,
+            bytes: 0,
+            dead_letters: 0,
+            retention_at: 0,
+        }
+    }
+
+    pub fn group_slot(&self, name: &str) -> Option<u32> {
+        let at = self.groups.iter().position(|g| g.as_ref().is_some_and(|g| *g.name == *name))?;
+        Some(at as u32)
+    }
+
+    pub fn group_slot_or_insert(&mut self, name: &str) -> u32 {
+        self.group_slot(name).unwrap_or_else(|| {
+            self.groups.push(Some(Group::new(name, None)));
+            self.groups.len() as u32 - 1
+        })
+    }
+
+    pub fn group(&self, slot: u32) -> Option<&Group> {
+        self.groups.get(slot as usize)?.as_ref()
+    }
+
+    pub fn group_mut(&mut self, slot: u32) -> Option<&mut Group> {
+        self.groups.get_mut(slot as usize)?.as_mut()
+    }
+
+    /// Whether a queue-wide pop of this group needs no registration first.
+    pub fn knows_group(&self, name: &str) -> bool {
+        name == QUEUE_MODE
+            || self.groups.iter().flatten().any(|g| *g.name == *name && g.start.is_some())
+    }
+
+    /// Messages the slowest reader has not settled: named groups if there are any, else queue
+    /// mode; without any reader, everything.
+    pub fn unconsumed(&self) -> u64 {
+        let owed = |g: &Group| self.messages.saturating_sub(g.settled);
+        let named = self.groups.iter().skip(1).flatten().filter(|g| g.start.is_some());
+        named.map(owed).max().unwrap_or_else(|| {
+            self.groups.first().and_then(Option::as_ref).map_or(self.messages, owed)
+        })
+    }
+
+    pub fn leased(&self) -> u64 {
+        self.groups.iter().flatten().map(|g| g.leased).max().unwrap_or(0)
+    }
+}
+
+/// All queues of a shard. Slots are not reused in a run, so a stale slot finds nothing.
+#[derive(Debug)]
+pub struct Catalog {
+    queues: Vec<Option<Queue>>,
+    names: HashMap<Box<str>, u32, ahash::RandomState>,
+}
+
+impl Default for Catalog {
+    fn default() -> Self {
+        Self {
+            queues: Vec::new(),
+            names: HashMap::with_hasher(ahash::RandomState::with_seeds(5, 6, 7, 8)),
+        }
+    }
+}
+
+impl Catalog {
+    pub fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub fn find(&self, name: &str) -> Option<u32> {
+        self.names.get(name).copied()
+    }
+
+    pub fn get(&self, slot: u32) -> Option<&Queue> {
+        self.queues.get(slot as usize)?.as_ref()
+    }
+
+    pub fn get_mut(&mut self, slot: u32) -> Option<&mut Queue> {
+        self.queues.get_mut(slot as usize)?.as_mut()
+    }
+
+    pub fn by_name(&self, name: &str) -> Option<&Queue> {
+        self.get(self.find(name)?)
+    }
+
+    pub fn insert(&mut self, image: QueueImage) -> u32 {
+        let slot = self.queues.len() as u32;
+        self.names.insert(image.name.as_str().into(), slot);
+        self.queues.push(Some(Queue::new(image)));
+        slot
+    }
+
+    pub fn remove(&mut self, slot: u32) -> Option<Queue> {
+        let queue = self.queues.get_mut(slot as usize)?.take()?;
+        self.names.remove(queue.image.name.as_str());
+        Some(queue)
+    }
+
+    /// Queues in order of creation on this shard.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &Queue)> {
+        self.queues.iter().enumerate().filter_map(|(i, q)| Some((i as u32, q.as_ref()?)))
+    }
+
+    /// The next live slot at or after `from`, wrapping once; for sweeps that go on next tick.
+    pub fn next_slot(&self, from: u32) -> Option<u32> {
+        let n = self.queues.len();
+        (0..n)
+            .map(|i| (from as usize + i) % n)
+            .find(|i| self.queues[*i].is_some())
+            .map(|i| i as u32)
+    }
+}

@@ -1,0 +1,451 @@
+//! Bodies of the broker's log records: encode and decode. The byte tables stand in
+//! `src/log/FORMAT.md`; every integer is little-endian, a string is `u16 length | UTF-8`.
+
+use crate::base::ids::{LeaseId, LogPosition, MessageId, Offset};
+use crate::model::peer::{GroupImage, GroupStart, QueueImage};
+
+/// Record kinds of the broker; the log keeps those below 16 for itself.
+pub const QUEUE: u8 = 16;
+pub const QUEUE_DELETED: u8 = 17;
+pub const GROUP: u8 = 18;
+pub const GROUP_DELETED: u8 = 19;
+pub const PARTITION: u8 = 20;
+pub const BATCH: u8 = 21;
+pub const CURSOR: u8 = 22;
+pub const LOG_START: u8 = 23;
+pub const DEAD_LETTER_DELETED: u8 = 24;
+
+/// The body of a record is not what its kind promises. Its checksum was right, so this is a
+/// bug or a newer writer, not damage.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Malformed;
+
+/// Appends fields.
+#[derive(Default)]
+pub struct Writer(pub Vec<u8>);
+
+impl Writer {
+    pub fn u8(mut self, v: u8) -> Self {
+        self.0.push(v);
+        self
+    }
+
+    pub fn u32(mut self, v: u32) -> Self {
+        self.0.extend_from_slice(&v.to_le_bytes());
+        self
+    }
+
+    pub fn u64(mut self, v: u64) -> Self {
+        self.0.extend_from_slice(&v.to_le_bytes());
+        self
+    }
+
+    pub fn i64(self, v: i64) -> Self {
+        self.u64(v.cast_unsigned())
+    }
+
+    pub fn id(mut self, v: &[u8; 16]) -> Self {
+        self.0.extend_from_slice(v);
+        self
+    }
+
+    /// `v` is at most 65,535 bytes: names and cut error texts are far shorter.
+    pub fn text(mut self, v: &str) -> Self {
+        let len = u16::try_from(v.len()).expect("texts in records are bounded");
+        self.0.extend_from_slice(&len.to_le_bytes());
+        self.0.extend_from_slice(v.as_bytes());
+        self
+    }
+}
+
+/// Takes fields off the front.
+pub struct Reader<'a>(pub &'a [u8]);
+
+impl<'a> Reader<'a> {
+    fn take<const N: usize>(&mut self) -> Result<[u8; N], Malformed> {
+        let (head, rest) = self.0.split_first_chunk::<N>().ok_or(Malformed)?;
+        self.0 = rest;
+        Ok(*head)
+    }
+
+    pub fn u8(&mut self) -> Result<u8, Malformed> {
+        Ok(self.take::<1>()?[0])
+    }
+
+    pub fn u32(&mut self) -> Result<u32, Malformed> {
+        self.take().map(u32::from_le_bytes)
+    }
+
+    pub fn u64(&mut self) -> Result<u64, Malformed> {
+        self.take().map(u64::from_le_bytes)
+    }
+
+    pub fn i64(&mut self) -> Result<i64, Malformed> {
+        self.take().map(i64::from_le_bytes)
+    }
+
+    pub fn id(&mut self) -> Result<[u8; 16], Malformed> {
+        self.take()
+    }
+
+    pub fn text(&mut self) -> Result<&'a str, Malformed> {
+        let len = usize::from(u16::from_le_bytes(self.take()?));
+        let (head, rest) = self.0.split_at_checked(len).ok_or(Malformed)?;
+        self.0 = rest;
+        std::str::from_utf8(head).or(Err(Malformed))
+    }
+
+    pub fn end(&self) -> Result<(), Malformed> {
+        if self.0.is_empty() { Ok(()) } else { Err(Malformed) }
+    }
+}
+
+pub fn encode_queue(queue: &QueueImage) -> Vec<u8> {
+    let options = serde_json::to_vec(&queue.options).expect("options are plain data");
+    let mut body = Writer::default()
+        .text(&queue.name)
+        .id(&queue.id)
+        .u64(queue.incarnation)
+        .i64(queue.created_at_us)
+        .0;
+    body.extend_from_slice(&options);
+    body
+}
+
+pub fn decode_queue(body: &[u8]) -> Result<QueueImage, Malformed> {
+    let mut r = Reader(body);
+    Ok(QueueImage {
+        name: r.text()?.to_owned(),
+        id: r.id()?,
+        incarnation: r.u64()?,
+        created_at_us: r.i64()?,
+        options: serde_json::from_slice(r.0).or(Err(Malformed))?,
+    })
+}
+
+pub fn encode_queue_deleted(name: &str, incarnation: u64) -> Vec<u8> {
+    Writer::default().text(name).u64(incarnation).0
+}
+
+pub fn decode_queue_deleted(body: &[u8]) -> Result<(&str, u64), Malformed> {
+    let mut r = Reader(body);
+    let out = (r.text()?, r.u64()?);
+    r.end()?;
+    Ok(out)
+}
+
+pub fn encode_group(group: &GroupImage) -> Vec<u8> {
+    let (rule, from_us) = match group.start {
+        GroupStart::Oldest => (0, 0),
+        GroupStart::From(us) => (1, us),
+    };
+    Writer::default()
+        .text(&group.queue)
+        .u64(group.incarnation)
+        .text(&group.group)
+        .u8(rule)
+        .i64(from_us)
+        .i64(group.created_at_us)
+        .0
+}
+
+pub fn decode_group(body: &[u8]) -> Result<GroupImage, Malformed> {
+    let mut r = Reader(body);
+    let (queue, incarnation, group) = (r.text()?, r.u64()?, r.text()?);
+    let (rule, from_us) = (r.u8()?, r.i64()?);
+    let start = match rule {
+        0 => GroupStart::Oldest,
+        1 => GroupStart::From(from_us),
+        _ => return Err(Malformed),
+    };
+    let image = GroupImage {
+        queue: queue.to_owned(),
+        incarnation,
+        group: group.to_owned(),
+        start,
+        created_at_us: r.i64()?,
+    };
+    r.end()?;
+    Ok(image)
+}
+
+/// A partition's birth. The record's key is its id.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PartitionRecord<'a> {
+    pub queue: &'a str,
+    pub incarnation: u64,
+    pub partition: &'a str,
+    pub created_at_us: i64,
+}
+
+impl<'a> PartitionRecord<'a> {
+    pub fn encode(&self) -> Vec<u8> {
+        Writer::default()
+            .text(self.queue)
+            .u64(self.incarnation)
+            .text(self.partition)
+            .i64(self.created_at_us)
+            .0
+    }
+
+    pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
+        let mut r = Reader(body);
+        let record = Self {
+            queue: r.text()?,
+            incarnation: r.u64()?,
+            partition: r.text()?,
+            created_at_us: r.i64()?,
+        };
+        r.end()?;
+        Ok(record)
+    }
+}
+
+/// A lease as the log keeps it. Time is (granted, length), so that a restart can shorten what
+/// is left but a clock that went back cannot lengthen it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LeaseRecord {
+    pub id: LeaseId,
+    pub first: Offset,
+    pub end: Offset,
+    pub granted_us: i64,
+    pub length_us: u64,
+}
+
+/// The lease that was released last by settling its whole batch.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ReleasedRecord {
+    pub id: LeaseId,
+    pub first: Offset,
+    pub end: Offset,
+    pub at_us: i64,
+}
+
+/// One dead letter: a row, and where its message lies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct DeadLetterRecord {
+    pub id: [u8; 16],
+    pub offset: Offset,
+    pub created_at_us: i64,
+    pub failed_at_us: i64,
+    pub retry_count: u32,
+    /// The batch that holds the message: place and whole length of its record.
+    pub batch_at: LogPosition,
+    pub batch_bytes: u32,
+    pub error: String,
+}
+
+/// The whole state of a (partition, group); the newest record of a key is the truth. Dead
+/// letters filed by the same step ride along, so that the cursor never moves without them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CursorRecord {
+    pub group: String,
+    /// First offset not settled.
+    pub next: Offset,
+    pub attempt_offset: Offset,
+    pub attempt_count: u32,
+    pub retry_count: u32,
+    pub lease: Option<LeaseRecord>,
+    pub released: Option<ReleasedRecord>,
+    pub filed: Vec<DeadLetterRecord>,
+}
+
+impl CursorRecord {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default()
+            .text(&self.group)
+            .u64(self.next.0)
+            .u64(self.attempt_offset.0)
+            .u32(self.attempt_count)
+            .u32(self.retry_count)
+            .u8(u8::from(self.lease.is_some()) | u8::from(self.released.is_some()) << 1);
+        if let Some(l) = &self.lease {
+            w = w.id(&l.id.0).u64(l.first.0).u64(l.end.0).i64(l.granted_us).u64(l.length_us);
+        }
+        if let Some(l) = &self.released {
+            w = w.id(&l.id.0).u64(l.first.0).u64(l.end.0).i64(l.at_us);
+        }
+        w = w.u32(self.filed.len() as u32);
+        for d in &self.filed {
+            w = w
+                .id(&d.id)
+                .u64(d.offset.0)
+                .i64(d.created_at_us)
+                .i64(d.failed_at_us)
+                .u32(d.retry_count)
+                .u64(d.batch_at.to_bits())
+                .u32(d.batch_bytes)
+                .text(&d.error);
+        }
+        w.0
+    }
+
+    pub fn decode(body: &[u8]) -> Result<Self, Malformed> {
+        let mut r = Reader(body);
+        let group = r.text()?.to_owned();
+        let (next, attempt_offset) = (Offset(r.u64()?), Offset(r.u64()?));
+        let (attempt_count, retry_count) = (r.u32()?, r.u32()?);
+        let flags = r.u8()?;
+        let lease = if flags & 1 != 0 {
+            Some(LeaseRecord {
+                id: LeaseId(r.id()?),
+                first: Offset(r.u64()?),
+                end: Offset(r.u64()?),
+                granted_us: r.i64()?,
+                length_us: r.u64()?,
+            })
+        } else {
+            None
+        };
+        let released = if flags & 2 != 0 {
+            Some(ReleasedRecord {
+                id: LeaseId(r.id()?),
+                first: Offset(r.u64()?),
+                end: Offset(r.u64()?),
+                at_us: r.i64()?,
+            })
+        } else {
+            None
+        };
+        let count = r.u32()?;
+        let mut filed = Vec::new();
+        for _ in 0..count {
+            filed.push(DeadLetterRecord {
+                id: r.id()?,
+                offset: Offset(r.u64()?),
+                created_at_us: r.i64()?,
+                failed_at_us: r.i64()?,
+                retry_count: r.u32()?,
+                batch_at: LogPosition::from_bits(r.u64()?),
+                batch_bytes: r.u32()?,
+                error: r.text()?.to_owned(),
+            });
+        }
+        r.end()?;
+        Ok(Self { group, next, attempt_offset, attempt_count, retry_count, lease, released, filed })
+    }
+}
+
+/// The id table at the end of a batch's body: one fingerprint per message, in offset order.
+/// The lowest bit says whether the broker minted the id, which then needs no dedup entry.
+pub fn id_table(body: &[u8], count: u32) -> Option<impl Iterator<Item = u64> + '_> {
+    let bytes = count as usize * 8;
+    let table = body.get(body.len().checked_sub(bytes)?..)?;
+    Some(table.chunks_exact(8).map(|c| {
+        let mut word = [0; 8];
+        word.copy_from_slice(c);
+        u64::from_le_bytes(word)
+    }))
+}
+
+/// Bit of an id table entry that marks a minted id.
+const MINTED: u64 = 1;
+
+pub fn table_entry(fingerprint: u64, minted: bool) -> u64 {
+    fingerprint & !MINTED | if minted { MINTED } else { 0 }
+}
+
+/// The fingerprint as tables compare it: 63 bits.
+pub fn table_fingerprint(entry: u64) -> u64 {
+    entry & !MINTED
+}
+
+pub fn is_minted(entry: u64) -> bool {
+    entry & MINTED != 0
+}
+
+/// Nil id of a duplicate whose original can no longer be read.
+pub const NIL_MESSAGE: MessageId = MessageId([0; 16]);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ids::SegmentId;
+    use crate::model::options::QueueOptions;
+
+    fn cursor() -> CursorRecord {
+        CursorRecord {
+            group: "g".into(),
+            next: Offset(7),
+            attempt_offset: Offset(7),
+            attempt_count: 2,
+            retry_count: 1,
+            lease: Some(LeaseRecord {
+                id: LeaseId([1; 16]),
+                first: Offset(7),
+                end: Offset(9),
+                granted_us: 5,
+                length_us: 6,
+            }),
+            released: Some(ReleasedRecord {
+                id: LeaseId([2; 16]),
+                first: Offset(1),
+                end: Offset(6),
+                at_us: 4,
+            }),
+            filed: vec![DeadLetterRecord {
+                id: [3; 16],
+                offset: Offset(6),
+                created_at_us: 1,
+                failed_at_us: 2,
+                retry_count: 3,
+                batch_at: LogPosition::new(SegmentId(4), 4096),
+                batch_bytes: 77,
+                error: "no \u{0} good".into(),
+            }],
+        }
+    }
+
+    #[test]
+    fn every_body_round_trips_and_every_truncation_is_malformed() {
+        let record = cursor();
+        let bytes = record.encode();
+        assert_eq!(CursorRecord::decode(&bytes), Ok(record));
+        for end in 0..bytes.len() {
+            assert_eq!(CursorRecord::decode(&bytes[..end]), Err(Malformed), "{end}");
+        }
+        let queue = QueueImage {
+            name: "orders".into(),
+            id: [9; 16],
+            incarnation: 3,
+            created_at_us: 11,
+            options: QueueOptions { retry_limit: 1, ..QueueOptions::default() },
+        };
+        assert_eq!(decode_queue(&encode_queue(&queue)), Ok(queue));
+        let group = GroupImage {
+            queue: "orders".into(),
+            incarnation: 3,
+            group: "g".into(),
+            start: GroupStart::From(-4),
+            created_at_us: 12,
+        };
+        assert_eq!(decode_group(&encode_group(&group)), Ok(group));
+        assert_eq!(decode_queue_deleted(&encode_queue_deleted("q", 8)), Ok(("q", 8)));
+        let part = PartitionRecord {
+            queue: "q",
+            incarnation: 2,
+            partition: "p",
+            created_at_us: 10,
+        };
+        assert_eq!(PartitionRecord::decode(&part.encode()), Ok(part));
+    }
+
+    #[test]
+    fn options_of_an_older_record_take_defaults_for_what_they_lack() {
+        let mut body = Writer::default().text("q").id(&[0; 16]).u64(1).i64(2).0;
+        body.extend_from_slice(br#"{"retry_limit":9}"#);
+        let queue = decode_queue(&body).unwrap();
+        assert_eq!((queue.options.retry_limit, queue.options.lease_seconds), (9, 300));
+    }
+
+    #[test]
+    fn id_tables_mark_minted_ids() {
+        let mut body = vec![1, 2, 3];
+        body.extend_from_slice(&table_entry(0xF1, true).to_le_bytes());
+        body.extend_from_slice(&table_entry(0xF3, false).to_le_bytes());
+        let entries: Vec<u64> = id_table(&body, 2).unwrap().collect();
+        assert_eq!(entries.iter().map(|e| is_minted(*e)).collect::<Vec<_>>(), [true, false]);
+        assert_eq!(table_fingerprint(entries[1]), 0xF2);
+        assert!(id_table(&body, 3).is_none());
+    }
+}

@@ -1,0 +1,154 @@
+//! The clock's own work, in small steps: retention, expiry of ids, forgetting of released
+//! leases, the memory of deleted queues, and letting go of log segments.
+
+use super::partition::{Partition, Slot};
+use super::queue::Queue;
+use super::records::{self, Writer};
+use super::shard::{Event, Shard};
+use super::state::id_keep_seconds;
+use crate::base::buf::IoBuf;
+use crate::base::ids::Offset;
+use crate::base::limits;
+use crate::base::time::Now;
+
+/// Time between two steps. Two partitions in a thousand wait for the next one at most.
+pub(super) const STEP_MS: u64 = 100;
+/// Partitions looked at for retention in one step.
+const RETENTION_PER_STEP: usize = 1_000;
+/// Deleted partitions whose memory is given back in one step.
+const REAP_PER_STEP: usize = 2_000;
+/// Steps in which the dedup index is swept once: its parts are spread over 25 s.
+const RELEASED_PER_STEP: usize = 1_000;
+
+impl<B: IoBuf> Shard<B> {
+    pub(super) fn housekeeping(&mut self, now: Now) {
+        self.state.deadlines.insert(now.after_ms(STEP_MS), Event::Housekeeping);
+        for _ in 0..REAP_PER_STEP {
+            let Some(slot) = self.state.reaping.pop_front() else { break };
+            self.state.reap(slot);
+        }
+        let forget_us = now.wall_us - (limits::RELEASED_LEASE_MS as i64) * 1_000;
+        for _ in 0..RELEASED_PER_STEP {
+            if self.state.released.front().is_none_or(|(_, _, at_us)| *at_us >= forget_us) {
+                break;
+            }
+            self.forget_oldest_released();
+        }
+        if self.log.fault().is_some() || self.stopping {
+            return;
+        }
+        let keep = self
+            .state
+            .catalog
+            .iter()
+            .map(|(_, queue)| id_keep_seconds(&queue.image.options))
+            .max()
+            .unwrap_or(0);
+        self.state.dedup.sweep(now.wall_us, keep);
+        self.retain(now);
+        let keep_us = i64::try_from(keep).unwrap_or(i64::MAX / 2_000_000).saturating_mul(1_000_000);
+        self.release_segments(now.wall_us.saturating_sub(keep_us));
+    }
+
+    /// Looks at the next partitions of queues that have retention rules.
+    fn retain(&mut self, now: Now) {
+        let mut left = RETENTION_PER_STEP;
+        let queues = self.state.catalog.len();
+        for _ in 0..queues.min(RETENTION_PER_STEP) {
+            let Some(at) = self.state.catalog.next_slot(self.retention_queue) else { return };
+            let Some(queue) = self.state.catalog.get_mut(at) else { return };
+            let from = queue.retention_at;
+            let to = (from + left).min(queue.partitions.len());
+            let has_rules = rules(queue).is_some();
+            let slots: Vec<Slot> =
+                if has_rules { queue.partitions[from..to].to_vec() } else { Vec::new() };
+            if !has_rules || to == queue.partitions.len() {
+                queue.retention_at = 0;
+                self.retention_queue = at + 1;
+            } else {
+                queue.retention_at = to;
+            }
+            left -= slots.len();
+            for slot in slots {
+                self.retain_partition(now, at, slot);
+            }
+            if left == 0 {
+                return;
+            }
+        }
+    }
+
+    /// Moves a partition's log start past batches that its queue's rules give up. A log that
+    /// refuses the record leaves them for the next round.
+    fn retain_partition(&mut self, now: Now, queue: u32, slot: Slot) {
+        let Some(q) = self.state.catalog.get(queue) else { return };
+        let Some(partition) = self.state.parts.get(slot) else { return };
+        let Some(to) = new_log_start(q, slot, partition, now) else { return };
+        let id = self.state.id_of(slot);
+        let body = Writer::default().u64(to.0).0;
+        if let Ok(appended) = self.append(records::LOG_START, id.0, &[&body]) {
+            self.state.move_log_start(slot, to, Some(appended.at.segment()));
+        }
+    }
+
+    /// Segments nothing refers to any more go, oldest first.
+    fn release_segments(&mut self, ids_until_us: i64) {
+        let needed = self.state.segments.oldest_needed(ids_until_us);
+        let active = self.log.appended().segment();
+        let before = needed.map_or(active, |segment| segment.min(active));
+        if self.log.segments().next().is_some_and(|oldest| oldest.id < before) {
+            self.log.release_before(before, &mut self.io);
+        }
+    }
+}
+
+/// Ages in seconds beyond which messages go: any message, and one every reader has settled.
+struct Rules {
+    any: Option<u64>,
+    settled: Option<u64>,
+}
+
+fn rules(queue: &Queue) -> Option<Rules> {
+    let options = &queue.image.options;
+    let on = |seconds: u64| (seconds > 0).then_some(seconds);
+    let gated = |seconds: u64| on(seconds).filter(|_| options.retention_enabled);
+    let any = match (gated(options.retention_seconds), on(options.max_wait_seconds)) {
+        (Some(a), Some(b)) => Some(a.min(b)),
+        (a, b) => a.or(b),
+    };
+    let settled = gated(options.completed_retention_seconds);
+    (any.is_some() || settled.is_some()).then_some(Rules { any, settled })
+}
+
+/// Where the log start moves to, if it moves. Whole batches only, and only durable ones.
+fn new_log_start(queue: &Queue, slot: Slot, partition: &Partition, now: Now) -> Option<Offset> {
+    let rules = rules(queue)?;
+    let older = |created_us: i64, seconds: u64| {
+        // A stamp ahead of the clock counts as now.
+        let age = now.wall_us.saturating_sub(created_us).max(0);
+        u64::try_from(age).unwrap_or(0) / 1_000_000 >= seconds
+    };
+    // A partition no group reads keeps what is kept until it is settled.
+    let readers = || queue.groups.iter().flatten().filter_map(|g| g.cursors.get(&slot));
+    let unread_by_registered = queue
+        .groups
+        .iter()
+        .skip(1)
+        .flatten()
+        .any(|g| g.start.is_some() && !g.cursors.contains_key(&slot));
+    let settled_to = match readers().map(|c| c.next).min() {
+        Some(next) if !unread_by_registered => next,
+        _ => Offset(0),
+    };
+    let gone = partition
+        .batches
+        .iter()
+        .take_while(|b| b.end() <= partition.high_watermark())
+        .take_while(|b| {
+            rules.any.is_some_and(|s| older(b.created_at_us, s))
+                || b.end() <= settled_to
+                    && rules.settled.is_some_and(|s| older(b.created_at_us, s))
+        })
+        .last()?;
+    Some(gone.end())
+}

@@ -1,0 +1,230 @@
+//! Opening a shard: replaying its log, then agreeing with the other shards on queue-level state.
+//!
+//! At start the owner's log wins: each owner sends every queue and registration it knows; a
+//! shard drops what its owner does not know, takes what it lacks, and reports once that is
+//! durable. The port opens when all have.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+
+use super::commit::CommitQueue;
+use super::effect::Effects;
+use super::group::CursorKey;
+use super::line::Lines;
+use super::owner::Owner;
+use super::pinned::Pinned;
+use super::shard::{Counters, Deferred, Event, OpenRefused, OpenReport, Shard, ShardConfig};
+use super::state::State;
+use crate::base::buf::IoBuf;
+use crate::base::ids::ShardId;
+use crate::base::prng::Prng;
+use crate::base::time::Now;
+use crate::log::storage::Storage;
+use crate::log::{Log, LogConfig, Record};
+use crate::model::error::Refusal;
+use crate::model::peer::{CatalogChange, GroupImage, PeerMsg, QueueImage};
+
+/// Which peers this shard still waits for.
+#[derive(Default, Debug)]
+pub(super) struct Start {
+    started: bool,
+    /// Peers whose catalog has not been applied here.
+    unheard: BTreeSet<ShardId>,
+    /// Peers that have not reported our catalog durable.
+    unsynced: BTreeSet<ShardId>,
+}
+
+impl Start {
+    pub(super) fn synced(&mut self, from: ShardId) {
+        self.unsynced.remove(&from);
+    }
+}
+
+impl<B: IoBuf> Shard<B> {
+    /// Recovers the shard from its directory. Blocking, before anything is served.
+    pub fn open<S: Storage>(
+        config: ShardConfig,
+        storage: &mut S,
+        now: Now,
+    ) -> Result<(Self, OpenReport), OpenRefused> {
+        let log_config = LogConfig {
+            shard: config.shard,
+            shards: config.shards,
+            directory: config.directory,
+            segment_bytes: config.segment_bytes,
+            tail_bytes: config.tail_bytes,
+            entropy: config.entropy,
+        };
+        let mut state = State::new(config.shard);
+        let mut malformed = None;
+        let (log, recovery) = Log::open(storage, log_config, &mut |record: Record<'_>| {
+            if malformed.is_none() && state.replay(&record, now).is_err() {
+                malformed = Some((record.kind, record.at));
+            }
+        })
+        .map_err(|error| OpenRefused(error.to_string()))?;
+        if let Some((kind, at)) = malformed {
+            return Err(OpenRefused(format!(
+                "segment {} holds a record of kind {kind} at byte {} that this version cannot \
+                 read; start the version that wrote it",
+                at.segment().0,
+                at.byte()
+            )));
+        }
+        state.parts.raise_next_counter(recovery.marks.partition_counter);
+        let mut shard = Self::assemble(config, log, state);
+        shard.state.deadlines.insert(now.after_ms(super::retention::STEP_MS), Event::Housekeeping);
+        shard.revive_timers();
+        let report = OpenReport {
+            clean: recovery.clean,
+            notices: recovery.notices,
+            records: recovery.records,
+            bytes: recovery.bytes,
+        };
+        Ok((shard, report))
+    }
+
+    fn assemble(config: ShardConfig, log: Log<B>, state: State) -> Self {
+        let hasher = || ahash::RandomState::with_seeds(13, 14, 15, 16);
+        let others: BTreeSet<ShardId> =
+            (0..config.shards).map(ShardId).filter(|s| *s != config.shard).collect();
+        Self {
+            // The log mixes the same entropy into its salt; a different stream for ids.
+            prng: Prng::new(config.entropy).fork(0x1D5),
+            config,
+            log,
+            state,
+            io: Vec::new(),
+            inbox: VecDeque::new(),
+            commit: CommitQueue::default(),
+            next_id: 0,
+            tasks: HashMap::with_hasher(hasher()),
+            pops: BTreeMap::new(),
+            claim_jobs: HashMap::with_hasher(hasher()),
+            waiting_pushes: BTreeMap::new(),
+            blocked_pushes: BTreeMap::new(),
+            ack_jobs: BTreeMap::new(),
+            read_jobs: BTreeMap::new(),
+            reads: HashMap::with_hasher(hasher()),
+            owner: Owner::default(),
+            lines: Lines::default(),
+            pinned: Pinned::default(),
+            start: Start { started: false, unheard: others.clone(), unsynced: others },
+            draining: false,
+            stopping: false,
+            counters: Counters::default(),
+            retention_queue: 0,
+            undurable_bytes: 0,
+        }
+    }
+
+    /// Gives recovered leases their timers.
+    fn revive_timers(&mut self) {
+        let mut keys: Vec<CursorKey> = self.state.leases.values().flatten().copied().collect();
+        keys.sort_unstable();
+        for key in keys {
+            let Some(expires) =
+                self.state.cursor(key).and_then(|c| c.lease.as_ref()).map(|l| l.expires)
+            else {
+                continue;
+            };
+            let timer = self.state.deadlines.insert(expires, Event::LeaseExpires(key));
+            if let Some(lease) = self.state.cursor_mut(key).and_then(|c| c.lease.as_mut()) {
+                lease.timer = Some(timer);
+            }
+        }
+    }
+
+    /// Begins the start-up exchange with the other shards: every shard's `start` runs, then
+    /// effects and peer messages flow until all are [`Shard::is_ready`]. Only then is the port
+    /// opened.
+    pub fn start(&mut self, now: Now, fx: &mut Effects<B>) {
+        self.start.started = true;
+        let mut queues = Vec::new();
+        let mut groups = Vec::new();
+        for (_, queue) in self.state.catalog.iter() {
+            if self.owner_of(&queue.image.name) != self.config.shard {
+                continue;
+            }
+            queues.push(queue.image.clone());
+            groups.extend(queue.groups.iter().flatten().filter_map(|group| {
+                Some(GroupImage {
+                    queue: queue.image.name.clone(),
+                    incarnation: queue.image.incarnation,
+                    group: group.name.to_string(),
+                    start: group.start.filter(|_| group.registered_us.is_some())?,
+                    created_at_us: group.registered_us?,
+                })
+            }));
+        }
+        for peer in self.others() {
+            let (queues, groups) = (queues.clone(), groups.clone());
+            fx.send(peer, PeerMsg::CatalogSync { queues, groups });
+        }
+        self.settle(now, fx);
+    }
+
+    pub fn is_ready(&self) -> bool {
+        let start = &self.start;
+        start.started && start.unheard.is_empty() && start.unsynced.is_empty()
+    }
+
+    /// What another shard owns, as its log has it. An append that the log refuses leaves this
+    /// shard not ready, and its fault says why.
+    pub(super) fn catalog_sync(
+        &mut self,
+        now: Now,
+        from: ShardId,
+        queues: &[QueueImage],
+        groups: &[GroupImage],
+        fx: &mut Effects<B>,
+    ) {
+        if self.adopt(now, from, queues, groups, fx).is_ok() {
+            self.start.unheard.remove(&from);
+            self.commit.push(self.log.appended(), Deferred::CatalogSynced { from });
+        }
+    }
+
+    fn adopt(
+        &mut self,
+        now: Now,
+        from: ShardId,
+        queues: &[QueueImage],
+        groups: &[GroupImage],
+        fx: &mut Effects<B>,
+    ) -> Result<(), Refusal> {
+        let known: BTreeMap<&str, &QueueImage> =
+            queues.iter().map(|image| (image.name.as_str(), image)).collect();
+        let stale: Vec<(String, u64)> = self
+            .state
+            .catalog
+            .iter()
+            .map(|(_, q)| &q.image)
+            .filter(|image| self.owner_of(&image.name) == from)
+            .filter(|image| {
+                known.get(image.name.as_str()).is_none_or(|k| k.incarnation != image.incarnation)
+            })
+            .map(|image| (image.name.clone(), image.incarnation))
+            .collect();
+        for (name, incarnation) in stale {
+            self.apply_change(now, &CatalogChange::QueueDeleted { name, incarnation }, fx)?;
+        }
+        for image in queues {
+            if self.state.catalog.by_name(&image.name).is_none_or(|q| q.image != *image) {
+                self.apply_change(now, &CatalogChange::Queue(image.clone()), fx)?;
+            }
+        }
+        for image in groups {
+            let same = self.state.catalog.by_name(&image.queue).is_some_and(|queue| {
+                queue.groups.iter().flatten().any(|group| {
+                    *group.name == *image.group
+                        && group.start == Some(image.start)
+                        && group.registered_us == Some(image.created_at_us)
+                })
+            });
+            if !same {
+                self.apply_change(now, &CatalogChange::Group(image.clone()), fx)?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,414 @@
+//! Everything a shard knows that its log can rebuild: the one set of tables that replay and the
+//! running broker change through the same methods.
+
+use std::collections::{HashMap, VecDeque};
+use std::rc::Rc;
+
+use super::dead_letters::{DeadLetters, Row};
+use super::deadlines::Deadlines;
+use super::dedup::Dedup;
+use super::group::{Cursor, CursorKey, Group, Lease};
+use super::partition::{BatchRef, Partition, Partitions, Slot};
+use super::queue::{Catalog, Queue};
+use super::records::{
+    self, CursorRecord, DeadLetterRecord, LeaseRecord, Malformed, PartitionRecord,
+};
+use super::segments::Segments;
+use super::shard::Event;
+use crate::base::ids::{LeaseId, Offset, PartitionId, SegmentId, ShardId};
+use crate::base::limits;
+use crate::base::time::{Deadline, Now};
+use crate::log::Record;
+use crate::model::frame::BatchHead;
+use crate::model::peer::{GroupImage, QueueImage};
+
+/// The tables of one shard.
+pub(super) struct State {
+    pub shard: ShardId,
+    pub catalog: Catalog,
+    pub parts: Partitions,
+    pub dedup: Dedup,
+    pub deadlines: Deadlines<Event>,
+    /// Which cursors a lease is on.
+    pub leases: HashMap<LeaseId, Vec<CursorKey>, ahash::RandomState>,
+    /// Released leases in the order of their release, so that the oldest are forgotten first.
+    pub released: VecDeque<(CursorKey, LeaseId, i64)>,
+    pub segments: Segments,
+    pub dead_letters: DeadLetters,
+    /// Partitions of deleted queues whose memory is still to be given back.
+    pub reaping: VecDeque<Slot>,
+    /// No incarnation up to here is given out again.
+    pub incarnation: u64,
+}
+
+impl State {
+    pub fn new(shard: ShardId) -> Self {
+        Self {
+            shard,
+            catalog: Catalog::default(),
+            parts: Partitions::default(),
+            dedup: Dedup::default(),
+            deadlines: Deadlines::default(),
+            leases: HashMap::with_hasher(ahash::RandomState::with_seeds(9, 10, 11, 12)),
+            released: VecDeque::new(),
+            segments: Segments::default(),
+            dead_letters: DeadLetters::default(),
+            reaping: VecDeque::new(),
+            incarnation: 0,
+        }
+    }
+
+    pub fn id_of(&self, slot: Slot) -> PartitionId {
+        PartitionId::new(self.shard, u64::from(slot))
+    }
+
+    pub fn slot_of(&self, id: PartitionId) -> Option<Slot> {
+        self.parts.slot_of(self.shard, id)
+    }
+
+    // ---- queues and groups
+
+    /// Makes a queue image true, replacing an older incarnation. Returns its slot.
+    pub fn install_queue(&mut self, image: &QueueImage, at: SegmentId) -> u32 {
+        self.incarnation = self.incarnation.max(image.incarnation);
+        let known = self.catalog.find(&image.name).filter(|slot| {
+            self.catalog.get(*slot).is_some_and(|q| q.image.incarnation == image.incarnation)
+        });
+        let slot = known.unwrap_or_else(|| {
+            if let Some(old) = self.catalog.by_name(&image.name).map(|q| q.image.incarnation) {
+                self.remove_queue(&image.name, old);
+            }
+            self.catalog.insert(image.clone())
+        });
+        let queue = self.catalog.get_mut(slot).expect("found or inserted");
+        queue.image = image.clone();
+        self.segments.moved(queue.segment.replace(at), at);
+        slot
+    }
+
+    /// Forgets a queue, if it is still this incarnation. Its partitions go to the reaper, so
+    /// that deleting ten million of them stalls nobody.
+    pub fn remove_queue(&mut self, name: &str, incarnation: u64) {
+        self.incarnation = self.incarnation.max(incarnation);
+        let Some(slot) = self.catalog.find(name) else { return };
+        if self.catalog.get(slot).is_none_or(|q| q.image.incarnation != incarnation) {
+            return;
+        }
+        let Some(queue) = self.catalog.remove(slot) else { return };
+        let records = queue.groups.iter().flatten().filter_map(|g| g.segment);
+        queue.segment.into_iter().chain(records).for_each(|s| self.segments.remove(s));
+        for (group, state) in queue.groups.into_iter().enumerate() {
+            if let Some(state) = state {
+                self.forget_cursors(slot, group as u32, state);
+            }
+        }
+        for row in self.dead_letters.remove_queue(slot) {
+            self.release_row(&row);
+        }
+        self.reaping.extend(queue.partitions);
+    }
+
+    fn forget_cursors(&mut self, queue: u32, group: u32, state: Group) {
+        let mut slots: Vec<Slot> = state.cursors.keys().copied().collect();
+        slots.sort_unstable();
+        let mut cursors = state.cursors;
+        for slot in slots {
+            let Some(cursor) = cursors.remove(&slot) else { continue };
+            self.forget_cursor(CursorKey { queue, group, slot }, &cursor);
+        }
+    }
+
+    /// Lets go of what a cursor holds outside its group: timers, the lease index, its record.
+    fn forget_cursor(&mut self, key: CursorKey, cursor: &Cursor) {
+        let timers = cursor.hold.into_iter().chain(cursor.lease.as_ref().and_then(|l| l.timer));
+        for timer in timers {
+            self.deadlines.remove(timer);
+        }
+        if let Some(lease) = &cursor.lease {
+            self.unindex_lease(lease.record.id, key);
+        }
+        if let Some(segment) = cursor.segment {
+            self.segments.remove(segment);
+        }
+    }
+
+    /// Makes a registration true, if its queue is still that incarnation.
+    pub fn install_group(&mut self, image: &GroupImage, at: SegmentId) {
+        let Some(queue) = self.catalog.find(&image.queue).and_then(|s| self.catalog.get_mut(s))
+        else {
+            return;
+        };
+        if queue.image.incarnation != image.incarnation {
+            return;
+        }
+        let slot = queue.group_slot_or_insert(&image.group);
+        let group = queue.group_mut(slot).expect("found or inserted");
+        group.start = Some(image.start);
+        group.registered_us = Some(image.created_at_us);
+        group.scan = 0;
+        self.segments.moved(group.segment.replace(at), at);
+    }
+
+    pub fn queue_of(&self, partition: &Partition) -> Option<&Queue> {
+        self.catalog.get(partition.queue)
+    }
+
+    // ---- partitions and batches
+
+    pub fn add_partition(
+        &mut self,
+        slot: Slot,
+        queue: u32,
+        name: &str,
+        created_us: i64,
+        at: SegmentId,
+    ) {
+        let Some(q) = self.catalog.get_mut(queue) else { return };
+        let place = q.partitions.len() as u32;
+        q.partitions.push(slot);
+        self.parts.insert(slot, queue, place, name, created_us);
+        let partition = self.parts.get_mut(slot).expect("just inserted");
+        partition.birth_segment = at;
+        self.segments.add(at);
+    }
+
+    /// A stored batch, not yet deliverable.
+    pub fn add_batch(&mut self, slot: Slot, batch: BatchRef) {
+        let Some(partition) = self.parts.get_mut(slot) else { return };
+        if partition.batches.is_empty() && partition.next_offset < batch.base {
+            // Everything before it was dropped by retention.
+            partition.log_start = batch.base;
+        }
+        partition.next_offset = batch.end();
+        partition.last_created_us = batch.created_at_us;
+        partition.batches.push(batch);
+        self.segments.add(batch.at.segment());
+        if let Some(queue) = self.catalog.get_mut(partition.queue) {
+            queue.messages += u64::from(batch.count);
+            queue.bytes += u64::from(batch.bytes);
+        }
+    }
+
+    /// Drops whole batches below `to`; consumers skip the gap.
+    pub fn move_log_start(&mut self, slot: Slot, to: Offset, record: Option<SegmentId>) {
+        let Some(partition) = self.parts.get_mut(slot) else { return };
+        let from = partition.log_start;
+        if let Some(at) = record {
+            let old = partition.start_segment.replace(at);
+            self.segments.moved(old, at);
+        }
+        if to <= from {
+            return;
+        }
+        partition.log_start = to;
+        partition.next_offset = partition.next_offset.max(to);
+        let gone = partition.batches.partition_point(|b| b.end() <= to);
+        let dropped: Vec<BatchRef> = partition.batches.drain(..gone).collect();
+        let queue = partition.queue;
+        dropped.iter().for_each(|b| self.segments.remove(b.at.segment()));
+        let Some(queue) = self.catalog.get_mut(queue) else { return };
+        queue.messages -= dropped.iter().map(|b| u64::from(b.count)).sum::<u64>();
+        queue.bytes -= dropped.iter().map(|b| u64::from(b.bytes)).sum::<u64>();
+        for group in queue.groups.iter_mut().flatten() {
+            if let Some(cursor) = group.cursors.get(&slot) {
+                let settled = |start: Offset| cursor.next.max(start).0 - start.0;
+                group.settled = group.settled + settled(to) - settled(from);
+            }
+        }
+    }
+
+    /// Gives back the memory and segments of a partition whose queue is gone.
+    pub fn reap(&mut self, slot: Slot) {
+        let Some(partition) = self.parts.remove(slot) else { return };
+        self.segments.remove(partition.birth_segment);
+        partition.start_segment.into_iter().for_each(|s| self.segments.remove(s));
+        partition.batches.iter().for_each(|b| self.segments.remove(b.at.segment()));
+    }
+
+    // ---- cursors
+
+    pub fn cursor(&self, key: CursorKey) -> Option<&Cursor> {
+        self.catalog.get(key.queue)?.group(key.group)?.cursors.get(&key.slot)
+    }
+
+    /// Changes what is not durable about a cursor: its place in the ready list and its timers.
+    pub fn cursor_mut(&mut self, key: CursorKey) -> Option<&mut Cursor> {
+        self.catalog.get_mut(key.queue)?.group_mut(key.group)?.cursors.get_mut(&key.slot)
+    }
+
+    pub fn group_mut(&mut self, key: CursorKey) -> Option<&mut Group> {
+        self.catalog.get_mut(key.queue)?.group_mut(key.group)
+    }
+
+    /// Puts a cursor in place, keeping the group's sums and the lease index true.
+    pub fn put_cursor(&mut self, key: CursorKey, cursor: Cursor) {
+        let Some(log_start) = self.parts.get(key.slot).map(|p| p.log_start) else { return };
+        let Some(group) =
+            self.catalog.get_mut(key.queue).and_then(|queue| queue.group_mut(key.group))
+        else {
+            return;
+        };
+        let settled = |c: &Cursor| c.next.max(log_start).0 - log_start.0;
+        group.settled += settled(&cursor);
+        group.leased += cursor.leased_count();
+        let lease = cursor.lease.as_ref().map(|l| l.record.id);
+        let old = group.cursors.insert(key.slot, cursor);
+        if let Some(old) = &old {
+            group.settled -= settled(old);
+            group.leased -= old.leased_count();
+        }
+        let before = old.as_ref().and_then(|c| c.lease.as_ref()).map(|l| l.record.id);
+        if before != lease {
+            before.into_iter().for_each(|id| self.unindex_lease(id, key));
+            lease.into_iter().for_each(|id| self.leases.entry(id).or_default().push(key));
+        }
+    }
+
+    fn unindex_lease(&mut self, id: LeaseId, key: CursorKey) {
+        if let Some(keys) = self.leases.get_mut(&id) {
+            keys.retain(|k| *k != key);
+            if keys.is_empty() {
+                self.leases.remove(&id);
+            }
+        }
+    }
+
+    // ---- dead letters
+
+    /// Files a dead letter; its message's segment stays as long as the row does.
+    pub fn file(&mut self, key: CursorKey, record: DeadLetterRecord, at: SegmentId) {
+        let Some(queue) = self.catalog.get_mut(key.queue) else { return };
+        let Some(group) = queue.group(key.group).map(|g| g.name.to_string()) else { return };
+        queue.dead_letters += 1;
+        self.segments.add(record.batch_at.segment());
+        self.segments.add(at);
+        self.dead_letters.insert(Row { queue: key.queue, slot: key.slot, group, record, at });
+    }
+
+    fn release_row(&mut self, row: &Row) {
+        self.segments.remove(row.record.batch_at.segment());
+        self.segments.remove(row.at);
+    }
+
+    // ---- replay
+
+    /// Takes one record of the log, in log order.
+    pub fn replay(&mut self, record: &Record<'_>, now: Now) -> Result<(), Malformed> {
+        let at = record.at.segment();
+        match record.kind {
+            records::QUEUE => {
+                self.install_queue(&records::decode_queue(record.body)?, at);
+            }
+            records::QUEUE_DELETED => {
+                let (name, incarnation) = records::decode_queue_deleted(record.body)?;
+                self.remove_queue(name, incarnation);
+            }
+            records::GROUP => self.install_group(&records::decode_group(record.body)?, at),
+            records::PARTITION => {
+                let body = PartitionRecord::decode(record.body)?;
+                let slot = slot_of_key(record.key)?;
+                let queue = self.catalog.find(body.queue).filter(|slot| {
+                    self.catalog
+                        .get(*slot)
+                        .is_some_and(|q| q.image.incarnation == body.incarnation)
+                });
+                self.parts.raise_next_counter(u64::from(slot) + 1);
+                if let Some(queue) = queue {
+                    self.add_partition(slot, queue, body.partition, body.created_at_us, at);
+                }
+            }
+            records::BATCH => self.replay_batch(record, now)?,
+            records::CURSOR => self.replay_cursor(record, now)?,
+            records::LOG_START => {
+                let mut body = records::Reader(record.body);
+                self.move_log_start(slot_of_key(record.key)?, Offset(body.u64()?), Some(at));
+            }
+            _ => return Err(Malformed),
+        }
+        Ok(())
+    }
+
+    fn replay_batch(&mut self, record: &Record<'_>, now: Now) -> Result<(), Malformed> {
+        let head = BatchHead::decode(record.body).ok_or(Malformed)?;
+        let slot = slot_of_key(record.key)?;
+        let Some(partition) = self.parts.get(slot) else { return Ok(()) };
+        let window = self.queue_of(partition).map_or(0, |q| id_keep_seconds(&q.image.options));
+        let keep_us = i64::try_from(window).unwrap_or(i64::MAX).saturating_mul(1_000_000);
+        self.add_batch(
+            slot,
+            BatchRef {
+                at: record.at,
+                base: head.base_offset,
+                created_at_us: head.created_at_us,
+                bytes: record.bytes,
+                count: head.count,
+            },
+        );
+        let partition = self.parts.get_mut(slot).expect("found above");
+        let next = partition.next_offset;
+        partition.raise_high_watermark(next);
+        if head.created_at_us.saturating_add(keep_us) < now.wall_us {
+            return Ok(());
+        }
+        let id = self.id_of(slot);
+        let table = records::id_table(record.body, head.count).ok_or(Malformed)?;
+        for (i, entry) in table.enumerate().filter(|(_, entry)| !records::is_minted(*entry)) {
+            let offset = Offset(head.base_offset.0 + i as u64);
+            let fingerprint = records::table_fingerprint(entry);
+            self.dedup.insert(id, fingerprint, offset, head.created_at_us);
+        }
+        self.segments.saw_ids(record.at.segment(), head.created_at_us);
+        Ok(())
+    }
+
+    fn replay_cursor(&mut self, record: &Record<'_>, now: Now) -> Result<(), Malformed> {
+        let body = CursorRecord::decode(record.body)?;
+        let slot = slot_of_key(record.key)?;
+        let Some(queue) = self.parts.get(slot).map(|p| p.queue) else { return Ok(()) };
+        let Some(q) = self.catalog.get_mut(queue) else { return Ok(()) };
+        let key = CursorKey { queue, group: q.group_slot_or_insert(&body.group), slot };
+        let at = record.at.segment();
+        let old = self.cursor(key).and_then(|c| c.segment);
+        self.segments.moved(old, at);
+        let mut cursor = Cursor::at(body.next);
+        cursor.attempt_offset = body.attempt_offset;
+        cursor.attempt_count = body.attempt_count;
+        cursor.retry_count = body.retry_count;
+        cursor.lease = body.lease.map(|record| Box::new(revived(record, now)));
+        cursor.released = body.released.map(Box::new);
+        cursor.segment = Some(at);
+        self.put_cursor(key, cursor);
+        if let Some(released) = body.released {
+            self.released.push_back((key, released.id, released.at_us));
+        }
+        for filed in body.filed {
+            self.file(key, filed, at);
+        }
+        Ok(())
+    }
+}
+
+fn slot_of_key(key: u64) -> Result<Slot, Malformed> {
+    Slot::try_from(PartitionId(key).counter()).or(Err(Malformed))
+}
+
+/// How long transaction ids are kept: the dedup window, and at least as long as a settled
+/// message must be recognised by a late ack.
+pub(super) fn id_keep_seconds(options: &crate::model::options::QueueOptions) -> u64 {
+    options.dedup_window_seconds.max(limits::RELEASED_LEASE_MS / 1_000)
+}
+
+/// A lease after a restart lasts what was left of it: never longer than its length, and all of
+/// it when the clock went back behind its grant.
+fn revived(record: LeaseRecord, now: Now) -> Lease {
+    let passed = u64::try_from(now.wall_us.saturating_sub(record.granted_us)).unwrap_or(0);
+    let left = record.length_us.saturating_sub(passed);
+    Lease {
+        record,
+        expires: Deadline(now.mono_us.saturating_add(left)),
+        timer: None,
+        reserved: false,
+        attempt_before: (Offset(0), 0),
+        ids: Rc::from([]),
+    }
+}
