@@ -3,6 +3,7 @@
 //! Exit codes: 0 after a clean drain, 1 after a fault while serving (the log failed, a thread
 //! died), 2 when the broker did not start; the reason is one line on stderr.
 
+use std::io::IsTerminal;
 use std::process::ExitCode;
 
 use tracing_subscriber::EnvFilter;
@@ -51,7 +52,10 @@ fn start_logging(config: &Config) -> Result<(), StartRefused> {
     let filter = EnvFilter::try_new(&config.log_level).map_err(|error| {
         StartRefused::new(format!("--log-level cannot be read ({error})"), "--log-level info")
     })?;
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
+    let lines = tracing_subscriber::fmt()
+        .with_env_filter(filter)
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::stderr().is_terminal());
     match config.log_format {
         LogFormat::Text => lines.init(),
         LogFormat::Json => lines.json().init(),

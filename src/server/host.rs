@@ -140,7 +140,7 @@ const RING_MARGIN: usize = 512;
 const RING_ENTRY_BYTES: usize = 300;
 /// glommio registers its I/O memory in three rings.
 const IO_MEMORY_TIMES: usize = 3;
-const IO_MEMORY_PRIVILEGED: usize = 32 << 20;
+const IO_MEMORY_PRIVILEGED: usize = 16 << 20;
 const IO_MEMORY_MIN: usize = 64 << 10;
 const IO_MEMORY_MAX: usize = 1 << 20;
 /// Least that one executor needs, and least glommio accepts as the limit.
