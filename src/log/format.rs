@@ -261,7 +261,8 @@ mod tests {
         assert_eq!(RecordHeader::decode(&bytes, seed), Some((header(), checksum)));
     }
 
-    const GOLDEN_RECORD: &str = "";
+    const GOLDEN_RECORD: &str = "301ab56a4b603d6005000000100000000807060504030201\
+                                 0020000030000000ddccbbaa09000000";
 
     #[test]
     fn every_flipped_bit_and_every_other_place_is_no_record() {
