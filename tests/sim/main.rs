@@ -3,6 +3,8 @@
 //! `SEED=<n>` replays one seed, `SIM_SEEDS=<n>` sets how many a world runs. A failure prints
 //! the command that replays it.
 
+#![allow(clippy::unwrap_used, reason = "a simulation that cannot go on has failed")]
+
 mod disk;
 mod log_damage;
 mod log_world;
