@@ -475,7 +475,8 @@ impl<B: IoBuf> Shard<B> {
             self.log.fingerprint_key().fingerprint(transaction_id.as_bytes()),
         );
         let mut found = Vec::new();
-        self.state.dedup.find(self.state.id_of(slot), fingerprint, &mut found);
+        // Only the offsets matter here, not their times.
+        self.state.dedup.find(self.state.id_of(slot), fingerprint, 0, &mut found);
         let mut offsets: Vec<Offset> = found.into_iter().map(|(offset, _)| offset).collect();
         if let Some(partition) = self.state.parts.get(slot) {
             for (at, table) in tables {
@@ -507,7 +508,7 @@ impl<B: IoBuf> Shard<B> {
             }
         }
         let mut found = Vec::new();
-        self.state.dedup.find(self.state.id_of(key.slot), fingerprint, &mut found);
+        self.state.dedup.find(self.state.id_of(key.slot), fingerprint, 0, &mut found);
         if !found.is_empty() {
             return;
         }

@@ -41,10 +41,6 @@ impl<T> CommitQueue<T> {
     pub fn take_all(&mut self) -> impl Iterator<Item = T> + use<T> {
         std::mem::take(&mut self.waiting).into_iter().map(|(_, waiter)| waiter)
     }
-
-    pub fn len(&self) -> usize {
-        self.waiting.len()
-    }
 }
 
 #[cfg(test)]

@@ -38,8 +38,4 @@ impl DeadLetters {
     pub(super) fn newest_first(&self) -> impl Iterator<Item = &Row> {
         self.rows.values().rev()
     }
-
-    pub(super) fn len(&self) -> usize {
-        self.rows.len()
-    }
 }

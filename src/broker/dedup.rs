@@ -31,8 +31,12 @@ impl Entry {
         Offset(self.packed & ((1 << OFFSET_BITS) - 1))
     }
 
-    fn tick(self) -> u64 {
-        self.packed >> OFFSET_BITS
+    /// Ticks since it was stored. The stored tick is the low bits of the clock's: half of their
+    /// range (four years) reads as the past, the other half as a stamp ahead of the clock,
+    /// which counts as now.
+    fn age(self, now_tick: u64) -> u64 {
+        let age = now_tick.wrapping_sub(self.packed >> OFFSET_BITS) & TIME_MASK;
+        if age > TIME_MASK / 2 { 0 } else { age }
     }
 }
 
@@ -65,7 +69,7 @@ fn key_of(partition: PartitionId, fingerprint: u64) -> u64 {
 }
 
 fn tick_of(wall_us: i64) -> u64 {
-    (wall_us.max(0).cast_unsigned() / (1_000_000 * TICK_SECONDS.cast_unsigned())) & TIME_MASK
+    wall_us.max(0).cast_unsigned() / TICK_US.cast_unsigned()
 }
 
 impl Dedup {
@@ -75,36 +79,38 @@ impl Dedup {
 
     pub fn insert(&mut self, partition: PartitionId, fingerprint: u64, offset: Offset, us: i64) {
         let key = key_of(partition, fingerprint);
-        let packed = offset.0 & ((1 << OFFSET_BITS) - 1) | tick_of(us) << OFFSET_BITS;
+        let packed = offset.0 & ((1 << OFFSET_BITS) - 1) | (tick_of(us) & TIME_MASK) << OFFSET_BITS;
         self.parts[part_of(key)].insert(Entry { key, packed });
         self.used += 1;
     }
 
     /// Offsets stored under this id in this partition, lowest first, each with the wall time in
     /// microseconds at which its tick began: it was stored then or up to [`TICK_US`] later.
-    pub fn find(&self, partition: PartitionId, fingerprint: u64, out: &mut Vec<(Offset, i64)>) {
+    pub fn find(
+        &self,
+        partition: PartitionId,
+        fingerprint: u64,
+        wall_us: i64,
+        out: &mut Vec<(Offset, i64)>,
+    ) {
         out.clear();
         let key = key_of(partition, fingerprint);
-        self.parts[part_of(key)].find(key, out);
+        self.parts[part_of(key)].find(key, tick_of(wall_us), out);
         out.sort_unstable();
     }
 
     /// Drops entries older than `keep_seconds` from the next part in turn. Called once for each
     /// step of the clock, it walks the whole table in [`PARTS`] calls.
     pub fn sweep(&mut self, wall_us: i64, keep_seconds: u64) {
-        let oldest = tick_of(
-            wall_us.saturating_sub(i64::try_from(keep_seconds).unwrap_or(0) * 1_000_000),
-        )
-        .saturating_sub(1);
+        // One tick more: an entry may have been stored at the very end of its own.
+        let keep = keep_seconds / TICK_SECONDS.cast_unsigned() + 1;
+        let now_tick = tick_of(wall_us);
         let part = &mut self.parts[self.sweep];
         let before = part.used;
-        part.retain(|e| e.tick() >= oldest);
+        part.retain(|e| e.age(now_tick) <= keep);
         self.used -= before - part.used;
         self.sweep = (self.sweep + 1) % PARTS;
     }
-
-    /// How many calls of [`Dedup::sweep`] walk the whole table.
-    pub const SWEEPS: u64 = PARTS as u64;
 }
 
 fn part_of(key: u64) -> usize {
@@ -130,7 +136,7 @@ impl Part {
         self.slots[at] = entry;
     }
 
-    fn find(&self, key: u64, out: &mut Vec<(Offset, i64)>) {
+    fn find(&self, key: u64, now_tick: u64, out: &mut Vec<(Offset, i64)>) {
         if self.slots.is_empty() {
             return;
         }
@@ -139,7 +145,8 @@ impl Part {
         while self.slots[at].key != 0 {
             if self.slots[at].key == key {
                 let entry = self.slots[at];
-                out.push((entry.offset(), entry.tick().cast_signed() * TICK_US));
+                let stored = now_tick - entry.age(now_tick).min(now_tick);
+                out.push((entry.offset(), stored.cast_signed() * TICK_US));
             }
             at = (at + 1) & mask;
         }
@@ -189,7 +196,7 @@ mod tests {
                 table.insert(PartitionId(partition), id, Offset(step), wall_us);
                 model.entry((partition, id)).or_default().push((step, wall_us));
             } else {
-                table.find(PartitionId(partition), id, &mut found);
+                table.find(PartitionId(partition), id, wall_us, &mut found);
                 let newest = wall_us - 300_000_000;
                 let wanted: Vec<u64> = model
                     .get(&(partition, id))
@@ -211,9 +218,28 @@ mod tests {
                 table.sweep(wall_us, 300);
             }
         }
-        for _ in 0..Dedup::SWEEPS {
+        for _ in 0..PARTS {
             table.sweep(wall_us + 1_000_000_000, 300);
         }
         assert_eq!(table.len(), 0);
+    }
+
+    #[test]
+    fn a_stored_id_is_found_with_its_time_at_any_date() {
+        for wall_us in [0, 1_800_000_000_000_000, 4_102_444_800_000_000] {
+            let mut table = Dedup::default();
+            table.insert(PartitionId(7), 2, Offset(5), wall_us);
+            let mut found = Vec::new();
+            for later_us in [0, 3_600_000_000] {
+                table.find(PartitionId(7), 2, wall_us + later_us, &mut found);
+                assert_eq!(found.len(), 1);
+                let (offset, stored_us) = found[0];
+                assert_eq!(offset, Offset(5));
+                assert!(stored_us <= wall_us && stored_us > wall_us - TICK_US);
+            }
+            // The clock went back behind the stamp: it counts as stored now.
+            table.find(PartitionId(7), 2, wall_us - 60_000_000, &mut found);
+            assert_eq!(found.len(), 1);
+        }
     }
 }

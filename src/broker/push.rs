@@ -336,7 +336,7 @@ impl<B: IoBuf> Shard<B> {
             if let Some(slot) = slot.filter(|_| window > 0) {
                 let id = self.state.id_of(slot);
                 let fingerprint = records::table_fingerprint(key.fingerprint(frame.transaction_id));
-                self.state.dedup.find(id, fingerprint, &mut found);
+                self.state.dedup.find(id, fingerprint, now.wall_us, &mut found);
                 for (offset, stored_us) in &found {
                     if *stored_us < oldest_us - super::dedup::TICK_US {
                         continue;

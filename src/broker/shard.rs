@@ -24,7 +24,7 @@ use super::state::State;
 use super::task::Task;
 use crate::base::buf::IoBuf;
 use crate::base::hash::queue_hash;
-use crate::base::ids::{LogPosition, Offset, PartitionId, ShardId, Token};
+use crate::base::ids::{LogPosition, Offset, ShardId, Token};
 use crate::base::prng::Prng;
 use crate::base::time::{Deadline, Now};
 use crate::log::io::LogIo;
@@ -432,14 +432,6 @@ impl<B: IoBuf> Shard<B> {
     ) -> Result<Appended, Refusal> {
         let class = if kind == records::BATCH { Class::Growing } else { Class::Essential };
         self.log.append(kind, key, body, class).map_err(|error| refusal_of(&error))
-    }
-
-    pub(super) fn slot_of(&self, id: PartitionId) -> Option<Slot> {
-        self.state.parts.slot_of(self.config.shard, id)
-    }
-
-    pub(super) fn id_of(&self, slot: Slot) -> PartitionId {
-        PartitionId::new(self.config.shard, u64::from(slot))
     }
 }
 

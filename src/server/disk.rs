@@ -172,7 +172,8 @@ impl Disk {
     }
 }
 
-/// The first `len` bytes as a buffer of their own: glommio writes whole buffers only.
+/// The first `len` bytes as a buffer of their own: glommio writes whole buffers only. Who
+/// [`IoBuf::trim`]s a buffer before sharing it spares this copy.
 fn head_of(whole: Rc<glommio::io::DmaBuffer>, len: usize) -> Rc<glommio::io::DmaBuffer> {
     let mut head = glommio::allocate_dma_buffer(len);
     head.as_bytes_mut().copy_from_slice(&whole.as_bytes()[..len]);
@@ -201,5 +202,138 @@ pub(super) fn from_io(error: &io::Error) -> DiskError {
             tracing::error!(%error, "a disk operation failed without an error number");
             DiskError::IO
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::ids::{IoId, SegmentId};
+    use crate::server::executor;
+
+    /// A folder on the file system of the working directory: tmpfs would not do.
+    fn folder(name: &str) -> PathBuf {
+        let path = std::env::current_exe()
+            .unwrap()
+            .parent()
+            .unwrap()
+            .join(format!("lanemq-disk-{name}-{}", std::process::id()));
+        let _ = std::fs::remove_dir_all(&path);
+        std::fs::create_dir_all(&path).unwrap();
+        path
+    }
+
+    fn on_executor<F: Future<Output = ()>>(
+        name: &str,
+        test: impl FnOnce(Rc<Disk>, PathBuf) -> F + Send + 'static,
+    ) {
+        let path = folder(name);
+        glommio::LocalExecutorBuilder::default().io_memory(1 << 20).make().unwrap().run(async {
+            std::fs::write(path.join("probe"), [1; 4_096]).unwrap();
+            executor::warm_up(&path.join("probe")).await.unwrap();
+            let disk = Rc::new(Disk::open(&path).unwrap());
+            test(disk, path.clone()).await;
+        });
+        std::fs::remove_dir_all(&path).unwrap();
+    }
+
+    fn filled(len: usize, seed: u8) -> DmaBuf {
+        let mut buffer = DmaBuf::alloc(len);
+        for (i, byte) in buffer.bytes_mut().iter_mut().enumerate() {
+            *byte = seed.wrapping_add((i / 512) as u8);
+        }
+        buffer
+    }
+
+    async fn done(disk: &Disk, io: LogIo<DmaBuf>) -> Result<Option<DmaBuf>, DiskError> {
+        let id = io.id();
+        let done = disk.perform(io).await;
+        assert_eq!(done.id, id);
+        done.result
+    }
+
+    const ID: IoId = IoId(7);
+    const FILE: FileId = FileId::Segment(SegmentId(1));
+
+    #[test]
+    fn what_is_written_is_read_back_in_one_piece_and_in_many() {
+        on_executor("pieces", |disk, path| async move {
+            let bytes = 4 << 20;
+            done(&disk, LogIo::Create { id: ID, file: FILE, bytes }).await.unwrap();
+            assert_eq!(std::fs::metadata(path.join(FILE.name())).unwrap().len(), bytes);
+            let buf = filled(3 << 20, 1);
+            let write = |buf: &DmaBuf, len| LogIo::Write {
+                id: ID,
+                file: FILE,
+                at: 4_096,
+                buf: buf.clone(),
+                len,
+            };
+            done(&disk, write(&buf, 3 << 20)).await.unwrap();
+            done(&disk, write(&filled(8_192, 9), 4_096)).await.unwrap();
+            done(&disk, LogIo::Sync { id: ID, file: FILE }).await.unwrap();
+            let read = |at, len| LogIo::Read { id: ID, file: FILE, at, len };
+            let seen = done(&disk, read(4_096, 3 << 20)).await.unwrap().unwrap();
+            assert_eq!(seen.bytes()[..4_096], filled(4_096, 9).bytes()[..]);
+            assert!(seen.bytes()[4_096..] == buf.bytes()[4_096..]);
+            let small = done(&disk, read(8_192, 4_096)).await.unwrap().unwrap();
+            assert!(small.bytes() == &buf.bytes()[4_096..8_192]);
+            let zero = done(&disk, read(bytes - 4_096, 4_096)).await.unwrap().unwrap();
+            assert!(zero.bytes().iter().all(|byte| *byte == 0));
+            for (at, len) in [(bytes - 4_096, 8_192), (bytes, 4_096), (0, 5 << 20)] {
+                assert!(done(&disk, read(at, len)).await.is_err(), "{at} {len}");
+            }
+        });
+    }
+
+    #[test]
+    fn files_are_renamed_and_removed_and_errors_keep_their_number() {
+        on_executor("names", |disk, _| async move {
+            let (spare, bytes) = (FileId::Spare(1), 8_192);
+            let create = || LogIo::Create { id: ID, file: spare, bytes };
+            done(&disk, create()).await.unwrap();
+            assert_eq!(done(&disk, create()).await.unwrap_err().errno, libc::EEXIST);
+            let buf = filled(4_096, 3);
+            let write = LogIo::Write { id: ID, file: spare, at: 0, buf: buf.clone(), len: 4_096 };
+            done(&disk, write).await.unwrap();
+            done(&disk, LogIo::Rename { id: ID, from: spare, to: FILE }).await.unwrap();
+            done(&disk, LogIo::SyncDir { id: ID }).await.unwrap();
+            let read = |file| LogIo::Read { id: ID, file, at: 0, len: 4_096 };
+            let seen = done(&disk, read(FILE)).await.unwrap().unwrap();
+            assert!(seen.bytes() == buf.bytes());
+            assert!(done(&disk, read(spare)).await.unwrap_err().is_not_found());
+            done(&disk, LogIo::Remove { id: ID, file: FILE }).await.unwrap();
+            assert!(done(&disk, read(FILE)).await.unwrap_err().is_not_found());
+            let huge = LogIo::Create { id: ID, file: spare, bytes: 1 << 50 };
+            let error = done(&disk, huge).await.unwrap_err();
+            assert!(error.is_no_space() || error.errno == libc::EFBIG, "{error:?}");
+            assert!(done(&disk, read(spare)).await.unwrap_err().is_not_found());
+        });
+    }
+
+    #[test]
+    fn operations_on_one_file_run_side_by_side() {
+        on_executor("parallel", |disk, _| async move {
+            done(&disk, LogIo::Create { id: ID, file: FILE, bytes: 1 << 20 }).await.unwrap();
+            // Closed, so that all of them meet an unopened file.
+            disk.close(FILE).await.unwrap();
+            let tasks: Vec<_> = (0..64u64)
+                .map(|n| {
+                    let disk = disk.clone();
+                    glommio::spawn_local(async move {
+                        let buf = filled(4_096, n as u8);
+                        let at = n * 4_096;
+                        let write = LogIo::Write { id: IoId(n), file: FILE, at, buf, len: 4_096 };
+                        done(&disk, write).await.unwrap();
+                        let read = LogIo::Read { id: IoId(n), file: FILE, at, len: 4_096 };
+                        let seen = done(&disk, read).await.unwrap().unwrap();
+                        assert!(seen.bytes() == filled(4_096, n as u8).bytes());
+                    })
+                })
+                .collect();
+            for task in tasks {
+                task.await;
+            }
+        });
     }
 }

@@ -62,6 +62,15 @@ impl IoBuf for DmaBuf {
             Memory::Read(_) => panic!("what a read brought is never written to"),
         }
     }
+
+    fn trim(&mut self, len: usize) {
+        match &mut self.0 {
+            Memory::Filled(buffer) => Rc::get_mut(buffer)
+                .expect("a buffer is trimmed only before it is shared")
+                .trim_to_size(len),
+            Memory::Read(_) => panic!("what a read brought is never written to"),
+        }
+    }
 }
 
 impl fmt::Debug for DmaBuf {

@@ -174,12 +174,17 @@ pub fn plan(config: &Config, shards: usize) -> Result<Plan, StartRefused> {
         return Err(memlock_too_low(memlock));
     }
     plan_with(&Means {
-        cpus: choose_cpus(config.cpus.as_ref(), &allowed_cpus())?,
+        cpus: cpus(config)?,
         shards,
         memlock: (!may_lock_memory()).then_some(memlock),
         files,
         connections: config.max_connections,
     })
+}
+
+/// The cores to use, before other limits.
+pub fn cpus(config: &Config) -> Result<Vec<usize>, StartRefused> {
+    choose_cpus(config.cpus.as_ref(), &allowed_cpus())
 }
 
 fn plan_with(means: &Means) -> Result<Plan, StartRefused> {
@@ -215,7 +220,8 @@ fn share_memlock(limit: u64, wanted: usize) -> Result<(usize, usize, usize), Sta
     }
     let io_memory = (each - ring * RING_ENTRY_BYTES) / IO_MEMORY_TIMES;
     // Whole pages of 64 KiB, and not all that is left: the formula was fitted to measurements.
-    let io_memory = (io_memory / 2 / IO_MEMORY_MIN * IO_MEMORY_MIN).clamp(IO_MEMORY_MIN, IO_MEMORY_MAX);
+    let io_memory =
+        (io_memory / 2 / IO_MEMORY_MIN * IO_MEMORY_MIN).clamp(IO_MEMORY_MIN, IO_MEMORY_MAX);
     Ok((executors, ring, io_memory))
 }
 
@@ -306,16 +312,22 @@ pub fn bind(address: SocketAddr) -> Result<TcpListener, StartRefused> {
     sys::bind(address).map_err(|error| explain_port(address, &error))
 }
 
-/// Opens it, once every shard is ready.
-pub fn open_port(socket: &TcpListener, address: SocketAddr) -> Result<(), StartRefused> {
-    sys::listen(socket, 4_096).map_err(|error| explain_port(address, &error))
+/// Opens it, once every shard is ready. Returns the address clients reach, whose port the
+/// system has chosen where it was 0.
+pub fn open_port(socket: &TcpListener, address: SocketAddr) -> Result<SocketAddr, StartRefused> {
+    sys::listen(socket, 4_096)
+        .and_then(|()| socket.local_addr())
+        .map_err(|error| explain_port(address, &error))
 }
 
 fn explain_port(address: SocketAddr, error: &io::Error) -> StartRefused {
     match error.raw_os_error() {
         Some(libc::EADDRINUSE) => StartRefused::new(
             format!("port {} is taken by another process ({address})", address.port()),
-            format!("--listen with another port, or find it: ss -ltnp 'sport = :{}'", address.port()),
+            format!(
+                "--listen with another port, or find it: ss -ltnp 'sport = :{}'",
+                address.port()
+            ),
         ),
         Some(libc::EACCES) => StartRefused::new(
             format!("this user may not listen on port {}", address.port()),

@@ -16,11 +16,7 @@ use crate::model::peer::PeerMsg;
 #[derive(Debug)]
 pub enum Message {
     /// For a shard of the receiving executor.
-    Peer {
-        from: ShardId,
-        to: ShardId,
-        msg: PeerMsg,
-    },
+    Peer { from: ShardId, to: ShardId, msg: PeerMsg },
     /// A connection to serve, already counted against the limit of this executor.
     Connection(TcpStream),
     /// One over the limit: to be told so and closed.
@@ -31,6 +27,8 @@ pub enum Message {
     Drain,
     /// All requests are answered: close what is left and stop the shards.
     Stop,
+    /// Every shard of every executor has stopped: end.
+    Exit,
 }
 
 #[derive(Default)]
@@ -108,5 +106,64 @@ impl Mesh {
     /// The same order to every executor.
     pub fn tell_all(&self, order: impl Fn() -> Message) {
         self.inboxes.iter().for_each(|inbox| inbox.send(order()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::executor::{self, Settings};
+    use crate::server::host;
+    use crate::server::unpark::{self, Slot};
+
+    #[test]
+    fn shards_lie_on_executors_in_turn() {
+        let mesh = Mesh::new(3);
+        let places: Vec<_> = (0..7).map(|s| mesh.executor_of(ShardId(s))).collect();
+        assert_eq!(places, [0, 1, 2, 0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn what_other_threads_send_arrives_whole_and_in_order() {
+        const EACH: usize = 20_000;
+        let mesh = Mesh::new(1);
+        let inbox = mesh.inbox(0).clone();
+        let slot = Arc::<Slot>::default();
+        unpark::start(vec![slot.clone()], unpark::PERIOD).unwrap();
+        let settings = Settings::new(host::allowed_cpus()[0], 128, 64 << 10);
+        let reader =
+            executor::spawn("reader".to_owned(), settings, Some(slot), move || async move {
+                let (mut batch, mut seen, mut drains) = (Vec::new(), 0, 0);
+                while seen < 2 * EACH {
+                    inbox.receive(&mut batch).await;
+                    for message in batch.drain(..) {
+                        seen += 1;
+                        // One sender says Begin and Drain in turn, the other only Stop.
+                        match message {
+                            Message::Begin => assert_eq!(drains % 2, 0),
+                            Message::Drain => assert_eq!(drains % 2, 1),
+                            _ => continue,
+                        }
+                        drains += 1;
+                    }
+                }
+            });
+        let senders = [0, 1].map(|kind| {
+            let mesh = mesh.clone();
+            std::thread::spawn(move || {
+                for i in 0..EACH {
+                    mesh.inbox(0).send(match (kind, i % 2) {
+                        (0, 0) => Message::Begin,
+                        (0, _) => Message::Drain,
+                        _ => Message::Stop,
+                    });
+                    if i % 1_000 == 0 {
+                        std::thread::sleep(std::time::Duration::from_micros(300));
+                    }
+                }
+            })
+        });
+        senders.map(|sender| sender.join().unwrap());
+        reader.unwrap().join().unwrap().unwrap();
     }
 }

@@ -4,7 +4,9 @@
 //! One executor thread on each core; a connection and a shard stay on theirs. Nothing borrowed
 //! from a shard lives across an await ([`shard::ShardHandle`] is the one door).
 
+pub mod answer;
 pub mod clock;
+pub mod conn;
 pub mod control;
 pub mod directory;
 pub mod disk;
@@ -12,8 +14,15 @@ pub mod dma;
 pub mod executor;
 pub mod fs_storage;
 pub mod host;
+pub mod listen;
 pub mod mesh;
+pub mod node;
+pub mod operate;
+pub mod process;
 pub mod replies;
+pub mod route;
+pub mod serve;
 pub mod shard;
 pub mod sys;
 pub mod unpark;
+pub mod watch;

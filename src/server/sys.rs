@@ -160,6 +160,23 @@ pub fn finish_sending(socket: &impl AsRawFd) {
     let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) };
 }
 
+/// Whether the peer has closed or reset, and nothing it sent is left to read.
+pub fn has_left(socket: &impl AsRawFd) -> bool {
+    let mut byte = 0u8;
+    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+    // SAFETY: the kernel writes at most the one byte of `byte`.
+    let peeked =
+        unsafe { libc::recv(socket.as_raw_fd(), ptr::from_mut(&mut byte).cast(), 1, flags) };
+    match peeked {
+        0 => true,
+        -1 => !matches!(
+            io::Error::last_os_error().kind(),
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+        ),
+        _ => false,
+    }
+}
+
 /// Gives an accepted connection to the executor of this thread.
 pub fn adopt(stream: TcpStream) -> glommio::net::TcpStream {
     // SAFETY: the descriptor is a connected stream socket, and we give up our ownership of it.
@@ -271,6 +288,21 @@ mod tests {
         let mut text = String::new();
         client.read_to_string(&mut text).unwrap();
         assert_eq!(text, "head body");
+    }
+
+    #[test]
+    fn a_peer_that_left_is_seen_only_behind_what_it_sent() {
+        let server = bind("127.0.0.1:0".parse().unwrap()).unwrap();
+        listen(&server, 16).unwrap();
+        let client = TcpStream::connect(server.local_addr().unwrap()).unwrap();
+        let (mut stream, _) = server.accept().unwrap();
+        assert!(!has_left(&stream));
+        send_vectored(&client, &[IoSlice::new(b"x")]).unwrap();
+        drop(client);
+        stream.read_exact(&mut [0]).unwrap();
+        // The FIN is behind the byte on the loopback by now, or a moment later.
+        stream.read_exact(&mut [0]).unwrap_err();
+        assert!(has_left(&stream));
     }
 
     #[test]

@@ -1,0 +1,339 @@
+//! From a request to its answer: decode the body, hand the command to the shard, wait, encode.
+//!
+//! A command borrows from the request it was read from; the shard copies what must outlive the
+//! call. So the request lives here, across the wait, exactly where the answer needs it again.
+
+use std::borrow::Cow;
+use std::rc::Rc;
+use std::sync::atomic::Ordering;
+
+use super::answer::{Answer, JSON, TEXT};
+use super::dma::DmaBuf;
+use super::node::Node;
+use super::process;
+use super::route::{self, Route};
+use super::shard::{Claimed, ShardHandle};
+use crate::http::{Request, Target};
+use crate::model::command::{Command, PopTarget, ReadRequest};
+use crate::model::error::{ErrorCode, Refusal};
+use crate::model::reply::{QueueRow, Reply, ShardStats};
+use crate::proto::health::Condition;
+use crate::proto::metrics::ServerStats;
+use crate::proto::pop::Piece;
+use crate::proto::query::Query;
+use crate::proto::{
+    ack, configure, dlq, error, health, lease, metrics, pop, push, queues, resources,
+};
+
+const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
+const FRAMED_POP: &str = "application/x-queen-pop";
+const BINARY_PUSH: &[u8] = b"application/x-queen-push";
+
+/// Resolves with the one answer to `request`. Dropped before: the client is gone.
+pub async fn answer(node: Rc<Node>, shard: Rc<ShardHandle>, request: Request) -> Answer {
+    match operate(&node, &shard, request).await {
+        Ok(answer) => answer,
+        Err(refusal) => Answer::refused(&refusal),
+    }
+}
+
+async fn operate(
+    node: &Rc<Node>,
+    shard: &Rc<ShardHandle>,
+    request: Request,
+) -> Result<Answer, Refusal> {
+    refuse_codings(&request)?;
+    let segments =
+        request.target.segments().map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))?;
+    match route::find(request.method, &segments) {
+        Route::Push => push(shard, &request).await,
+        Route::Pop(target) => {
+            let target = owned(target);
+            drop(segments);
+            pop(node, shard, request, Some(target)).await
+        }
+        Route::PopByLabels => {
+            drop(segments);
+            pop(node, shard, request, None).await
+        }
+        Route::Ack => {
+            let body = ack::decode_one(&request.body)?;
+            ack(shard, body).await
+        }
+        Route::AckBatch => {
+            let body = ack::decode_batch(&request.body)?;
+            ack(shard, body).await
+        }
+        Route::ExtendLease(lease_id) => extend(shard, lease_id, &request.body).await,
+        Route::Configure => configure(shard, &request.body).await,
+        Route::DeleteQueue(queue) => delete_queue(shard, queue).await,
+        Route::Queue(queue) => queue_detail(shard, queue).await,
+        Route::Queues | Route::Namespaces | Route::Tasks | Route::Overview => {
+            let rows = queue_rows(shard).await?;
+            resources(&route::find(request.method, &segments), rows, shard, &request.target)
+        }
+        Route::DeadLetters => dead_letters(shard, &request.target).await,
+        Route::StatsRefresh => {
+            // Counters are kept as things happen: there is nothing to refresh.
+            Ok(Answer::json(200, |out| out.extend_from_slice(br#"{"success":true}"#)))
+        }
+        Route::Health => check_health(node, shard).await,
+        Route::Metrics => {
+            let stats = shard_stats(shard).await?;
+            let server = server_stats(node);
+            Ok(Answer::json(200, |out| metrics::encode_json(&stats, &server, out)))
+        }
+        Route::MetricsPrometheus => {
+            let stats = shard_stats(shard).await?;
+            let mut body = Vec::with_capacity(8 << 10);
+            metrics::encode_prometheus(&stats, &server_stats(node), &mut body);
+            Ok(Answer::new(200, PROMETHEUS, body))
+        }
+        Route::Front => Ok(Answer::new(200, TEXT, FRONT.as_bytes().to_vec())),
+        Route::Unbuilt(name) => {
+            let text = format!("{name}: this build does not have it yet");
+            Err(Refusal::new(ErrorCode::NotImplemented, text))
+        }
+        Route::Unknown => Ok(unknown(&request.target)),
+    }
+}
+
+const FRONT: &str = concat!(
+    "LaneMQ ",
+    env!("CARGO_PKG_VERSION"),
+    ", a message broker with one ordered partition for each entity.\n",
+    "\n",
+    "POST /api/v1/push              GET /health\n",
+    "GET  /api/v1/pop/queue/:queue  GET /metrics\n",
+    "POST /api/v1/ack               GET /metrics/prometheus\n",
+);
+
+fn unknown(target: &Target) -> Answer {
+    let path = String::from_utf8_lossy(target.path());
+    Answer::json(404, |out| error::encode_no_such_route(&path, out))
+}
+
+/// Bodies come as they are; a coding we would have to undo is refused, not stored by mistake.
+fn refuse_codings(request: &Request) -> Result<(), Refusal> {
+    match &request.content_encoding {
+        Some(coding) if !coding.trim_ascii().eq_ignore_ascii_case(b"identity") => {
+            let text = "this broker takes bodies without a content coding";
+            Err(Refusal::new(ErrorCode::BadRequest, text))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A shard answers a command with its own kind of reply or a refusal.
+fn unexpected(reply: &Reply<DmaBuf>) -> Refusal {
+    match reply {
+        Reply::Refused(refusal) => refusal.clone(),
+        other => {
+            tracing::error!(?other, "a shard answered with a reply of another command");
+            Refusal::new(ErrorCode::Internal, "the answer was of the wrong kind")
+        }
+    }
+}
+
+fn query(target: &Target) -> Result<Query<'_>, Refusal> {
+    target
+        .query()
+        .collect::<Result<Query<'_>, _>>()
+        .map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))
+}
+
+async fn push(shard: &Rc<ShardHandle>, request: &Request) -> Result<Answer, Refusal> {
+    if request.content_type.as_deref().is_some_and(is_binary_push) {
+        let text = "binary push: this build does not have it yet";
+        return Err(Refusal::new(ErrorCode::NotImplemented, text));
+    }
+    let items = push::decode(&request.body)?;
+    match shard.handle(Command::Push(&items)).await {
+        Reply::Push(results) => Ok(Answer::json(201, |out| push::encode(&items, &results, out))),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn is_binary_push(content_type: &[u8]) -> bool {
+    let name = content_type.split(|b| *b == b';').next().unwrap_or_default();
+    name.trim_ascii().eq_ignore_ascii_case(BINARY_PUSH)
+}
+
+fn owned(target: PopTarget<'_>) -> PopTarget<'static> {
+    let own = |name: Cow<'_, str>| Cow::Owned(name.into_owned());
+    match target {
+        PopTarget::Queue(queue) => PopTarget::Queue(own(queue)),
+        PopTarget::Partition { queue, partition } => {
+            PopTarget::Partition { queue: own(queue), partition: own(partition) }
+        }
+        PopTarget::Labels { namespace, task } => {
+            PopTarget::Labels { namespace: own(namespace), task: own(task) }
+        }
+    }
+}
+
+/// Takes the request whole: a pop that is parked for a minute must not hold on to its receive
+/// buffer.
+async fn pop(
+    node: &Rc<Node>,
+    shard: &Rc<ShardHandle>,
+    request: Request,
+    target: Option<PopTarget<'static>>,
+) -> Result<Answer, Refusal> {
+    let discovery = target.is_none();
+    let (answering, frames) = {
+        let query = query(&request.target)?;
+        let Some(target) = target.or_else(|| pop::labels(&query)) else {
+            return Ok(Answer::json(400, pop::encode_no_labels));
+        };
+        let params = pop::decode(target, &query)?;
+        let waits = params.request.wait_ms.is_some();
+        let answering = shard.handle(Command::Pop(params.request));
+        node.note_parked(waits);
+        (answering, params.frames)
+    };
+    drop(request);
+    match answering.await {
+        Reply::Pop(reply) if reply.claims.is_empty() => Ok(Answer::nothing()),
+        Reply::Pop(reply) => show_claims(Claimed::new(shard.clone(), reply), discovery, frames),
+        other => Err(unexpected(&other)),
+    }
+}
+
+fn show_claims(claimed: Claimed, discovery: bool, frames: bool) -> Result<Answer, Refusal> {
+    let Some(reply) = claimed.reply() else { return Ok(Answer::nothing()) };
+    let answer = if frames && !discovery && pop::fits_frames(reply) {
+        let pieces: Vec<Piece<DmaBuf>> = pop::encode_frames(reply);
+        Answer { pieces, ..Answer::new(200, FRAMED_POP, Vec::new()) }
+    } else {
+        let mut body = Vec::with_capacity(1 << 10);
+        pop::encode_json(reply, discovery, &mut body)?;
+        Answer::new(200, JSON, body)
+    };
+    Ok(Answer { claimed: Some(claimed), ..answer })
+}
+
+async fn ack(
+    shard: &Rc<ShardHandle>,
+    request: crate::model::command::AckRequest<'_>,
+) -> Result<Answer, Refusal> {
+    // The answer names the items again.
+    let items = request.items.clone();
+    match shard.handle(Command::Ack(request)).await {
+        Reply::Ack(results) => Ok(Answer::json(200, |out| ack::encode(&items, &results, out))),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn extend(shard: &Rc<ShardHandle>, lease_id: &str, body: &[u8]) -> Result<Answer, Refusal> {
+    let seconds = lease::decode(body)?;
+    match shard.handle(Command::ExtendLease { lease_id, seconds }).await {
+        Reply::Extended(extended) => {
+            Ok(Answer::json(200, |out| lease::encode(lease_id, extended, out)))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn configure(shard: &Rc<ShardHandle>, body: &[u8]) -> Result<Answer, Refusal> {
+    let request = configure::decode(body)?;
+    let queue = request.queue.clone();
+    match shard.handle(Command::Configure(request)).await {
+        Reply::Configured { queue_id, options } => {
+            Ok(Answer::json(200, |out| configure::encode(&queue, &queue_id, &options, out)))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn delete_queue(shard: &Rc<ShardHandle>, queue: &str) -> Result<Answer, Refusal> {
+    match shard.handle(Command::DeleteQueue { queue }).await {
+        Reply::Deleted { existed } => {
+            Ok(Answer::json(200, |out| queues::encode_deleted(queue, existed, out)))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn queue_detail(shard: &Rc<ShardHandle>, queue: &str) -> Result<Answer, Refusal> {
+    let read = ReadRequest::Queue { queue: queue.to_owned() };
+    match shard.handle(Command::Read(read)).await {
+        Reply::Queue(Some(detail)) => {
+            Ok(Answer::json(200, |out| resources::encode_queue(&detail, out)))
+        }
+        Reply::Queue(None) => Err(resources::queue_not_found()),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn queue_rows(shard: &Rc<ShardHandle>) -> Result<Vec<QueueRow>, Refusal> {
+    match shard.handle(Command::Read(ReadRequest::Queues)).await {
+        Reply::Queues(rows) => Ok(rows),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// The four listings over all queues.
+fn resources(
+    route: &Route<'_>,
+    rows: Vec<QueueRow>,
+    shard: &ShardHandle,
+    target: &Target,
+) -> Result<Answer, Refusal> {
+    let query = query(target)?;
+    Ok(Answer::json(200, |out| match route {
+        Route::Namespaces => resources::encode_namespaces(&rows, out),
+        Route::Tasks => resources::encode_tasks(&rows, out),
+        Route::Overview => resources::encode_overview(&rows, shard.now().wall_us, out),
+        _ => resources::encode_queues(rows, &query, out),
+    }))
+}
+
+async fn dead_letters(shard: &Rc<ShardHandle>, target: &Target) -> Result<Answer, Refusal> {
+    let wanted = dlq::decode(&query(target)?)?;
+    let read = ReadRequest::DeadLetters(wanted.clone());
+    match shard.handle(Command::Read(read)).await {
+        Reply::DeadLetters { rows, total } => {
+            let mut body = Vec::with_capacity(1 << 10);
+            dlq::encode(&rows, total, &wanted, &mut body)?;
+            Ok(Answer::new(200, JSON, body))
+        }
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn shard_stats(shard: &Rc<ShardHandle>) -> Result<Vec<ShardStats>, Refusal> {
+    match shard.handle(Command::Read(ReadRequest::Shards)).await {
+        Reply::Shards(stats) => Ok(stats),
+        other => Err(unexpected(&other)),
+    }
+}
+
+async fn check_health(node: &Rc<Node>, shard: &Rc<ShardHandle>) -> Result<Answer, Refusal> {
+    let uptime = shard.now().mono_us / 1_000_000;
+    let stats = match shard_stats(shard).await {
+        Ok(stats) => stats,
+        // A shard that drains takes no commands; that is what is to be said.
+        Err(refusal) if refusal.code == ErrorCode::Draining => Vec::new(),
+        Err(refusal) => return Err(refusal),
+    };
+    let condition = Condition::of(&stats, node.control().is_draining());
+    let status = if condition.is_healthy() { 200 } else { 503 };
+    let mut answer = Answer::json(status, |out| health::encode(condition, &stats, uptime, out));
+    answer.retry_after = (status == 503).then_some(1);
+    Ok(answer)
+}
+
+fn server_stats(node: &Node) -> ServerStats {
+    let control = node.control();
+    let usage = process::usage();
+    ServerStats {
+        uptime_seconds: node.now().mono_us / 1_000_000,
+        connections: control.connections(),
+        connections_total: control.sum(|gauges| gauges.accepted.load(Ordering::Relaxed)),
+        requests_total: control.sum(|gauges| gauges.requests.load(Ordering::Relaxed)),
+        rss_bytes: usage.rss_bytes,
+        cpu_user_us: usage.cpu_user_us,
+        cpu_system_us: usage.cpu_system_us,
+    }
+}
