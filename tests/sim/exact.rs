@@ -708,3 +708,25 @@ fn exact_same_seed_same_trace() {
     }
     assert_ne!(run(1), run(2));
 }
+
+#[test]
+fn dump() {
+    let seed: u64 = std::env::var("SEED").unwrap().parse().unwrap();
+    let mut root = Prng::new(seed.wrapping_mul(0x9E37_79B9) ^ 0xE8AC);
+    let mut prng = root.fork(1);
+    let shape = Shape::pick(&mut prng);
+    let world = World::new(shape, root.fork(2), root.fork(3));
+    let mut exact = Exact { world, model: Model::default(), work: Workload::new(prng), waiters: BTreeMap::new(), talk: true };
+    exact.world.boot(false).unwrap();
+    let steps = 40 + exact.work.prng.below(160);
+    for _ in 0..steps {
+        if let Err(e) = exact.step() { eprintln!("{e}"); break; }
+    }
+    for s in 0..shape.shards as usize {
+        eprintln!("shard {s} files {:?}", exact.world.disks[s].files());
+        exact.world.durable_records(s, &mut |r: lanemq::log::Record<'_>| {
+            let t: String = r.body.iter().take(60).map(|b| if b.is_ascii_graphic() { *b as char } else { '.' }).collect();
+            eprintln!("  {:?} kind {} key {} len {} {t}", (r.at.segment().0, r.at.byte()), r.kind, r.key, r.body.len());
+        }).unwrap();
+    }
+}
