@@ -47,6 +47,8 @@ pub struct Cursor {
     pub attempt_offset: Offset,
     pub attempt_count: u32,
     pub retry_count: u32,
+    /// Retries before the last commit at delivery, for taking it back.
+    pub retry_before: u32,
     pub lease: Option<Box<Lease>>,
     pub released: Option<Box<ReleasedRecord>>,
     /// Segment of its newest record; `None`: never written.
@@ -64,6 +66,7 @@ impl Cursor {
             attempt_offset: Offset(0),
             attempt_count: 0,
             retry_count: 0,
+            retry_before: 0,
             lease: None,
             released: None,
             segment: None,
@@ -143,7 +146,9 @@ pub fn claimable(
             return Claimable::HeldUntil(until);
         }
     }
-    let ripe = |created: i64| ahead(created) || created.saturating_add(delay) <= now.wall_us;
+    let ripe = |created: i64| {
+        delay == 0 || ahead(created) || created.saturating_add(delay) <= now.wall_us
+    };
     if !ripe(oldest) {
         return Claimable::HeldUntil(oldest.saturating_add(delay));
     }

@@ -43,6 +43,8 @@ struct Exact {
     model: Model,
     work: Workload,
     waiters: BTreeMap<u64, Waiter>,
+    /// Answers with claims that could not be sent, and by which shard.
+    lost: Vec<(usize, PopReply<HeapBuf>)>,
     talk: bool,
 }
 
@@ -56,6 +58,7 @@ fn run(seed: u64) -> Result<u64, String> {
         model: Model::default(),
         work: Workload::new(prng),
         waiters: BTreeMap::new(),
+        lost: Vec::new(),
         talk: std::env::var_os("SIM_TALK").is_some(),
     };
     exact.world.boot(false)?;
@@ -140,7 +143,20 @@ impl Exact {
                 let waiter = self.waiters.remove(&token).ok_or("an answer nobody waits for")?;
                 self.popped(&waiter, reply)?;
             }
+            self.give_back()?;
         }
+    }
+
+    /// Answers that could not be sent, once all claims made beside them are known.
+    fn give_back(&mut self) -> Step {
+        for (shard, pop) in std::mem::take(&mut self.lost) {
+            self.say(|| format!("not delivered: {}", summary(0, &Reply::Pop(pop.clone()))));
+            for claim in &pop.claims {
+                self.model.give_back(&pop.group, pop.lease_id, &taken(claim));
+            }
+            self.world.undelivered(shard, &pop)?;
+        }
+        Ok(())
     }
 
     fn popped(&mut self, waiter: &Waiter, reply: Reply<HeapBuf>) -> Step {
@@ -157,11 +173,8 @@ impl Exact {
         }
         self.claimed(waiter, &pop)?;
         if self.work.prng.chance(8) {
-            for claim in &pop.claims {
-                self.model.give_back(&pop.group, pop.lease_id, &taken(claim));
-            }
-            self.say(|| "  not delivered".into());
-            return self.world.undelivered(waiter.shard, &pop);
+            self.lost.push((waiter.shard, pop));
+            return Ok(());
         }
         for claim in &pop.claims {
             let messages = (claim.start.0..=claim.end.0).map(|offset| Held {
@@ -389,6 +402,7 @@ impl Exact {
             self.check_thorough(&waiter, &reply, wanted)?;
             self.say(|| summary(token, &reply));
             self.popped(&waiter, reply)?;
+            self.give_back()?;
         } else {
             self.waiters.insert(token, waiter);
         }
@@ -716,11 +730,13 @@ fn dump() {
     let mut prng = root.fork(1);
     let shape = Shape::pick(&mut prng);
     let world = World::new(shape, root.fork(2), root.fork(3));
-    let mut exact = Exact { world, model: Model::default(), work: Workload::new(prng), waiters: BTreeMap::new(), talk: true };
+    let mut exact = Exact { world, model: Model::default(), work: Workload::new(prng), waiters: BTreeMap::new(), lost: Vec::new(), talk: true };
     exact.world.boot(false).unwrap();
     let steps = 40 + exact.work.prng.below(160);
     for _ in 0..steps {
         if let Err(e) = exact.step() { eprintln!("{e}"); break; }
+        if let Ok(w) = std::env::var("WATCH") { let w: Vec<&str> = w.split('/').collect();
+            eprintln!("    WATCH {:?}", exact.model.queues.get(w[0]).and_then(|q| q.groups.get(w[2])).and_then(|g| g.cursors.get(w[1]))); }
     }
     for s in 0..shape.shards as usize {
         eprintln!("shard {s} files {:?}", exact.world.disks[s].files());

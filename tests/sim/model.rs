@@ -47,6 +47,8 @@ pub struct Cursor {
     attempt: (u64, u32),
     pub retries: u32,
     pub lease: Option<Lease>,
+    /// Attempt and retries before the last commit at delivery.
+    undo: ((u64, u32), u32),
     /// Lease, first, last, when.
     released: Option<(LeaseId, u64, u64, i64)>,
 }
@@ -327,6 +329,7 @@ impl Model {
             if taken.attempt != 1 {
                 return Err(format!("a commit at delivery is attempt 1, not {}", taken.attempt));
             }
+            cursor.undo = (cursor.attempt, cursor.retries);
             (cursor.next, cursor.attempt, cursor.retries, cursor.lease) = (to, (0, 0), 0, None);
             return Ok(());
         }
@@ -352,6 +355,7 @@ impl Model {
         match lease_id {
             None if cursor.next == taken.end + 1 && cursor.lease.is_none() => {
                 cursor.next = taken.start;
+                (cursor.attempt, cursor.retries) = cursor.undo;
             }
             None => {}
             Some(id) => {
@@ -401,7 +405,8 @@ impl Model {
         let q = self.queues.get_mut(&queue).expect("checked");
         let stored = &q.partitions[&partition];
         let Some(cursor) = q.groups.get_mut(group).and_then(|g| g.cursors.get_mut(&partition)) else {
-            return vec![fail("unresolv"); items.len()];
+            // A claim that was given back unseen may have left a cursor: any refusal is right.
+            return vec![fail(""); items.len()];
         };
         if let Some(id) = lease
             && cursor.lease.as_ref().is_none_or(|l| l.id != id || l.expires_us <= now_us)

@@ -225,7 +225,7 @@ impl Workload {
             }
             items.push(odd);
         }
-        let group = if self.prng.chance(3) { self.group() } else { held.group };
+        let group = if self.prng.chance(3) && !lease.is_empty() { self.group() } else { held.group };
         Some((group, items))
     }
 
