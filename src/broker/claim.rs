@@ -424,10 +424,12 @@ impl<B: IoBuf> Shard<B> {
         if cursor.lease.as_ref().is_none_or(|l| l.record.id != lease_id) {
             return Ok(());
         }
-        cursor.lease = None;
+        let Some(lease) = cursor.lease.take() else { return Ok(()) };
         cursor.next = Offset(claiming.end.0 + 1);
-        (cursor.attempt_offset, cursor.attempt_count) = (Offset(0), 0);
-        cursor.retry_count = 0;
+        // The old attempt marker stays: it means nothing while the cursor is past it, and holds
+        // again if this delivery is taken back.
+        (cursor.attempt_offset, cursor.attempt_count) = lease.attempt_before;
+        cursor.retry_before = std::mem::take(&mut cursor.retry_count);
         if let Err(refusal) = self.store_cursor(claiming.key, cursor, Vec::new()) {
             self.release_claim(now, claiming.key, lease_id, claiming.start, fx);
             return Err(refusal);
@@ -557,6 +559,7 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         cursor.next = given.start;
+        cursor.retry_count = cursor.retry_before;
         if self.store_cursor(key, cursor, Vec::new()).is_ok() {
             self.unlist(key);
             self.make_ready(now, key, End::Front, fx);

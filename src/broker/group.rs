@@ -47,6 +47,8 @@ pub struct Cursor {
     pub attempt_offset: Offset,
     pub attempt_count: u32,
     pub retry_count: u32,
+    /// Retries before the last commit at delivery, for taking it back.
+    pub retry_before: u32,
     pub lease: Option<Box<Lease>>,
     pub released: Option<Box<ReleasedRecord>>,
     /// Segment of its newest record; `None`: never written.
@@ -64,6 +66,7 @@ impl Cursor {
             attempt_offset: Offset(0),
             attempt_count: 0,
             retry_count: 0,
+            retry_before: 0,
             lease: None,
             released: None,
             segment: None,
@@ -110,8 +113,12 @@ pub enum Claimable {
 const WINDOW_CAP: i64 = 10;
 const WINDOW_CAP_US_MIN: i64 = 60_000_000;
 
+/// Stamps of one partition grow even where the clock stands still, so they run ahead of it by
+/// microseconds. Only beyond this does a stamp mean that the host's clock went back.
+const AHEAD_US: i64 = 1_000_000;
+
 /// What of `partition` a group that has settled everything below `next` may be given.
-/// A stamp ahead of the clock (the host's clock went back) holds nothing.
+/// A stamp far ahead of the clock (the host's clock went back) holds nothing.
 pub fn claimable(
     partition: &Partition,
     next: Offset,
@@ -129,16 +136,19 @@ pub fn claimable(
     if delay == 0 && window == 0 {
         return Claimable::Yes { from, to };
     }
+    let ahead = |created: i64| created > now.wall_us.saturating_add(AHEAD_US);
     let oldest = partition.batch_of(from).map_or(now.wall_us, |b| b.created_at_us);
     if window > 0 {
         let newest = partition.newest_visible().map_or(now.wall_us, |b| b.created_at_us);
         let cap = window.saturating_mul(WINDOW_CAP).max(WINDOW_CAP_US_MIN);
         let until = newest.saturating_add(window).min(oldest.saturating_add(cap));
-        if newest <= now.wall_us && until > now.wall_us {
+        if !ahead(newest) && until > now.wall_us {
             return Claimable::HeldUntil(until);
         }
     }
-    let ripe = |created: i64| created > now.wall_us || created.saturating_add(delay) <= now.wall_us;
+    let ripe = |created: i64| {
+        delay == 0 || ahead(created) || created.saturating_add(delay) <= now.wall_us
+    };
     if !ripe(oldest) {
         return Claimable::HeldUntil(oldest.saturating_add(delay));
     }

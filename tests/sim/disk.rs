@@ -183,6 +183,24 @@ impl FaultDisk {
         self.left = Some(operations);
     }
 
+    /// The directory as a power cut would leave it that lets nothing unsynced land.
+    pub fn durable_image(&self) -> Self {
+        let inodes = self.inodes.iter().map(|inode| {
+            let bytes = inode.durable.clone().unwrap_or_default();
+            Inode { durable: Some(bytes.clone()), bytes, pending: Vec::new() }
+        });
+        Self {
+            inodes: inodes.collect(),
+            names: self.durable_names.clone(),
+            durable_names: self.durable_names.clone(),
+            dir_ops: Vec::new(),
+            queue: Vec::new(),
+            faults: Faults::default(),
+            left: None,
+            ..*self
+        }
+    }
+
     pub fn has_crashed(&self) -> bool {
         self.crashed
     }
