@@ -13,15 +13,17 @@
 
 use std::cell::Cell;
 use std::fs;
-use std::future::Future;
+use std::future::{Future, poll_fn};
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
+use std::pin::Pin;
 use std::process::{Child, Command, ExitStatus, Stdio, exit};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::task::Poll;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -216,30 +218,45 @@ async fn write_and_sync(path: PathBuf, failures: Rc<Cell<u32>>, stop: Rc<Cell<bo
     }
 }
 
-/// 400 reads and 500 connections, all waiting, dropped in one turn.
+type Waiting = Vec<Pin<Box<dyn Future<Output = ()>>>>;
+
+/// Hundreds of reads and of quiet connections, all waiting, dropped in one turn: tasks of their
+/// own would be dropped a few at a time.
 async fn drop_many(probe: &Path) {
     let listener = glommio::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let file = Rc::new(DmaFile::open(probe).await.unwrap());
-    let mut waiting = Vec::new();
+    let mut waiting = Waiting::new();
     let mut held = Vec::new();
-    for _ in 0..250 {
+    for _ in 0..500 {
         held.push(TcpStream::connect(address).unwrap());
         let mut stream = listener.accept().await.unwrap();
-        waiting.push(glommio::spawn_local(async move {
+        waiting.push(Box::pin(async move {
             let _ = stream.read(&mut [0]).await;
         }));
     }
+    begin_all(&mut waiting).await;
+    glommio::timer::sleep(Duration::from_millis(1)).await;
     for _ in 0..400 {
         let file = file.clone();
-        waiting.push(glommio::spawn_local(async move {
+        waiting.push(Box::pin(async move {
             let _ = file.read_at_aligned(0, 4_096).await;
         }));
     }
-    glommio::timer::sleep(Duration::from_millis(1)).await;
+    begin_all(&mut waiting).await;
+    // The reads have reached the kernel and not yet come back.
+    glommio::timer::sleep(Duration::from_micros(30)).await;
     drop(waiting);
     drop(held);
     glommio::timer::sleep(Duration::from_millis(1)).await;
+}
+
+async fn begin_all(waiting: &mut Waiting) {
+    poll_fn(|cx| {
+        waiting.retain_mut(|future| future.as_mut().poll(cx).is_pending());
+        Poll::Ready(())
+    })
+    .await;
 }
 
 #[test]

@@ -189,7 +189,9 @@ impl Conn {
                 break;
             }
             match self.wait().await? {
-                Event::Answer | Event::Bytes => {}
+                Event::Answer => {}
+                // glommio's reads never yield while there is something to read.
+                Event::Bytes => glommio::yield_if_needed().await,
                 Event::Fin => self.on_fin(),
                 Event::Expired => self.on_expired(),
             }

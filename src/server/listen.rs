@@ -133,7 +133,7 @@ mod tests {
         let control = Arc::new(Control::new(3));
         let mut dealer =
             Dealer { mesh: Mesh::new(3), control: control.clone(), connections_each: 2, next: 0 };
-        let mut take = |dealer: &mut Dealer| {
+        let take = |dealer: &mut Dealer| {
             let chosen = dealer.choose();
             control.gauges[chosen].connections.fetch_add(1, Ordering::Relaxed);
             chosen

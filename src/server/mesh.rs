@@ -163,7 +163,9 @@ mod tests {
                 }
             })
         });
-        senders.map(|sender| sender.join().unwrap());
+        for sender in senders {
+            sender.join().unwrap();
+        }
         reader.unwrap().join().unwrap().unwrap();
     }
 }

@@ -322,7 +322,8 @@ impl Exact {
         self.check_push(items, &expected, &results)?;
         for (queue, partition, places) in &parts {
             let new = places.iter().filter(|at| matches!(expected[at], Expected::Queued(_)));
-            let new: Vec<Message> = new.map(|at| message_of(&items[*at], results[*at].id())).collect();
+            let new: Vec<Message> =
+                new.map(|at| message_of(&items[*at], results[*at].id())).collect();
             let empty = new.is_empty();
             if !empty {
                 self.model.append(self.now_us(), queue, partition, new);
@@ -347,7 +348,9 @@ impl Exact {
         }
         for (at, result) in results.iter().enumerate() {
             let right = match (&expected[&at], result) {
-                (Expected::Queued(wanted), PushResult::Queued { offset, .. }) => *wanted == offset.0,
+                (Expected::Queued(wanted), PushResult::Queued { offset, .. }) => {
+                    *wanted == offset.0
+                }
                 (Expected::Duplicate(wanted, original), PushResult::Duplicate { id, offset }) => {
                     let known = *original != MessageId::default();
                     *wanted == offset.0 && (!known || original == id)
@@ -362,7 +365,10 @@ impl Exact {
                 _ => false,
             };
             if !right {
-                return Err(format!("item {at} {:?}: {result:?}, not {:?}", items[at], expected[&at]));
+                return Err(format!(
+                    "item {at} {:?}: {result:?}, not {:?}",
+                    items[at], expected[&at]
+                ));
             }
         }
         Ok(())
@@ -446,7 +452,9 @@ impl Exact {
         let shown = items.clone();
         let request = AckRequest { group: group.into(), items };
         let reply = self.command(Command::Ack(request))?;
-        let Reply::Ack(results) = reply else { return Err(format!("an ack is answered {reply:?}")) };
+        let Reply::Ack(results) = reply else {
+            return Err(format!("an ack is answered {reply:?}"));
+        };
         if results.len() != expected.len() {
             return Err("an ack answers another number of items".into());
         }
@@ -537,7 +545,8 @@ impl Exact {
 
     fn list_dead_letters(&mut self) -> Step {
         let queue = self.work.queue();
-        let query = DeadLetterQuery { queue: Some(queue.clone()), limit: 1_000, ..Default::default() };
+        let query =
+            DeadLetterQuery { queue: Some(queue.clone()), limit: 1_000, ..Default::default() };
         let reply = self.command(Command::Read(ReadRequest::DeadLetters(query)))?;
         let Reply::DeadLetters { rows, total } = reply else {
             return Err(format!("a listing of dead letters is {reply:?}"));
@@ -560,7 +569,8 @@ impl Exact {
                     && (row.error.as_str(), row.retry_count, row.failed_at_us)
                         == (dead.error.as_str(), dead.retry_count, dead.failed_us)
                     && row.created_at_us == message.created_us
-                    && frame.is_some_and(|(f, rest)| f.payload == message.payload && rest.is_empty())
+                    && frame
+                        .is_some_and(|(f, rest)| f.payload == message.payload && rest.is_empty())
             });
             if found.count() != 1 {
                 return Err(format!("dead letter {dead:?} is not listed once"));
@@ -730,19 +740,53 @@ fn dump() {
     let mut prng = root.fork(1);
     let shape = Shape::pick(&mut prng);
     let world = World::new(shape, root.fork(2), root.fork(3));
-    let mut exact = Exact { world, model: Model::default(), work: Workload::new(prng), waiters: BTreeMap::new(), lost: Vec::new(), talk: true };
+    let mut exact = Exact {
+        world,
+        model: Model::default(),
+        work: Workload::new(prng),
+        waiters: BTreeMap::new(),
+        lost: Vec::new(),
+        talk: true,
+    };
     exact.world.boot(false).unwrap();
     let steps = 40 + exact.work.prng.below(160);
     for _ in 0..steps {
-        if let Err(e) = exact.step() { eprintln!("{e}"); break; }
-        if let Ok(w) = std::env::var("WATCH") { let w: Vec<&str> = w.split('/').collect();
-            eprintln!("    WATCH {:?}", exact.model.queues.get(w[0]).and_then(|q| q.groups.get(w[2])).and_then(|g| g.cursors.get(w[1]))); }
+        if let Err(e) = exact.step() {
+            eprintln!("{e}");
+            break;
+        }
+        if let Ok(w) = std::env::var("WATCH") {
+            let w: Vec<&str> = w.split('/').collect();
+            eprintln!(
+                "    WATCH {:?}",
+                exact
+                    .model
+                    .queues
+                    .get(w[0])
+                    .and_then(|q| q.groups.get(w[2]))
+                    .and_then(|g| g.cursors.get(w[1]))
+            );
+        }
     }
     for s in 0..shape.shards as usize {
         eprintln!("shard {s} files {:?}", exact.world.disks[s].files());
-        exact.world.durable_records(s, &mut |r: lanemq::log::Record<'_>| {
-            let t: String = r.body.iter().take(60).map(|b| if b.is_ascii_graphic() { *b as char } else { '.' }).collect();
-            eprintln!("  {:?} kind {} key {} len {} {t}", (r.at.segment().0, r.at.byte()), r.kind, r.key, r.body.len());
-        }).unwrap();
+        exact
+            .world
+            .durable_records(s, &mut |r: lanemq::log::Record<'_>| {
+                let t: String = r
+                    .body
+                    .iter()
+                    .take(60)
+                    .map(|b| if b.is_ascii_graphic() { *b as char } else { '.' })
+                    .collect();
+                eprintln!(
+                    "  {:?} kind {} key {} len {} {t}",
+                    (r.at.segment().0, r.at.byte()),
+                    r.kind,
+                    r.key,
+                    r.body.len()
+                );
+            })
+            .unwrap();
     }
 }

@@ -175,7 +175,8 @@ impl Model {
         let queue = self.queues.entry(queue.to_owned()).or_insert_with(implicit);
         let partition = queue.partitions.entry(partition.to_owned()).or_default();
         let last = partition.messages.last().map_or(i64::MIN, |m| m.created_us);
-        let (created_us, base) = (now_us.max(last.saturating_add(1)), partition.messages.len() as u64);
+        let (created_us, base) =
+            (now_us.max(last.saturating_add(1)), partition.messages.len() as u64);
         partition.messages.extend(new.into_iter().map(|m| Message { created_us, base, ..m }));
     }
 
@@ -404,7 +405,8 @@ impl Model {
         let Some((queue, partition, _)) = home else { return vec![fail("unresolv"); items.len()] };
         let q = self.queues.get_mut(&queue).expect("checked");
         let stored = &q.partitions[&partition];
-        let Some(cursor) = q.groups.get_mut(group).and_then(|g| g.cursors.get_mut(&partition)) else {
+        let Some(cursor) = q.groups.get_mut(group).and_then(|g| g.cursors.get_mut(&partition))
+        else {
             // A claim that was given back unseen may have left a cursor: any refusal is right.
             return vec![fail(""); items.len()];
         };
@@ -514,9 +516,8 @@ fn resolve(cursor: &Cursor, stored: &Partition, items: &[&AckItem<'_>]) -> Vec<R
     };
     let mut places: Vec<Result<u64, bool>> = Vec::new();
     for item in items {
-        let same = |offset: &u64| {
-            stored.messages[*offset as usize].transaction_id == *item.transaction_id
-        };
+        let same =
+            |offset: &u64| stored.messages[*offset as usize].transaction_id == *item.transaction_id;
         let taken: Vec<u64> = places.iter().filter_map(|p| p.ok()).collect();
         let free = (cursor.next..end).filter(same).find(|offset| !taken.contains(offset));
         places.push(free.ok_or_else(|| (0..cursor.next).any(|offset| same(&offset))));

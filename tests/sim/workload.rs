@@ -161,7 +161,8 @@ impl Workload {
                 partition: self.partition().into(),
             },
             _ => {
-                let labels = [("a", ""), ("a", "x"), ("", "x"), ("b", ""), ("plain", ""), ("none", "")];
+                let labels =
+                    [("a", ""), ("a", "x"), ("", "x"), ("b", ""), ("plain", ""), ("none", "")];
                 let (namespace, task) = labels[self.prng.below(6) as usize];
                 PopTarget::Labels { namespace: namespace.into(), task: task.into() }
             }
@@ -225,7 +226,8 @@ impl Workload {
             }
             items.push(odd);
         }
-        let group = if self.prng.chance(3) && !lease.is_empty() { self.group() } else { held.group };
+        let group =
+            if self.prng.chance(3) && !lease.is_empty() { self.group() } else { held.group };
         Some((group, items))
     }
 

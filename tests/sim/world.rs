@@ -84,7 +84,8 @@ impl World {
     /// Recovers all shards and runs the exchange of the start until the port could open. With
     /// `interrupts`, the power may go again meanwhile.
     pub fn boot(&mut self, interrupts: bool) -> Result<Vec<OpenReport>, String> {
-        let mut left = if interrupts && self.power.chance(30) { 1 + self.power.below(2) } else { 0 };
+        let mut left =
+            if interrupts && self.power.chance(30) { 1 + self.power.below(2) } else { 0 };
         loop {
             let interrupted = left > 0;
             left = left.saturating_sub(1);
@@ -277,7 +278,8 @@ impl World {
         let disks = self.disks.iter().enumerate().filter(|(_, d)| d.in_flight() > 0);
         let pairs = self.mesh.iter().enumerate().filter(|(_, queue)| !queue.is_empty());
         let n = self.disks.len();
-        let moves: Vec<usize> = disks.map(|(at, _)| at).chain(pairs.map(|(at, _)| n + at)).collect();
+        let moves: Vec<usize> =
+            disks.map(|(at, _)| at).chain(pairs.map(|(at, _)| n + at)).collect();
         if moves.is_empty() {
             return Ok(false);
         }
