@@ -9,9 +9,8 @@
 use std::collections::BTreeMap;
 
 use super::effect::Effects;
-use super::group::{Cursor, CursorKey};
+use super::group::{Cursor, CursorKey, End};
 use super::partition::{BatchRef, Slot};
-use super::ready::End;
 use super::records::{self, DeadLetterRecord, ReleasedRecord};
 use super::settle::{Batch, Place, Settled, settle};
 use super::shard::{ReadUse, Shard};
