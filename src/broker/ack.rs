@@ -9,9 +9,8 @@
 use std::collections::BTreeMap;
 
 use super::effect::Effects;
-use super::group::{Cursor, CursorKey};
+use super::group::{Cursor, CursorKey, End};
 use super::partition::{BatchRef, Slot};
-use super::ready::End;
 use super::records::{self, DeadLetterRecord, ReleasedRecord};
 use super::settle::{Batch, Place, Settled, settle};
 use super::shard::{ReadUse, Shard};
@@ -242,7 +241,9 @@ impl<B: IoBuf> Shard<B> {
         let Some(key) = self.cursor_key(id, group) else {
             return Ok(vec![refused(NO_PARTITION); items.len()]);
         };
-        let Some(cursor) = self.state.cursor(key).cloned() else {
+        // A cursor that was never written only says that the partition was looked at: nothing
+        // was delivered to the group there, so it has nothing to ack.
+        let Some(cursor) = self.state.cursor(key).filter(|c| c.segment.is_some()).cloned() else {
             return Ok(vec![refused(UNRESOLVED); items.len()]);
         };
         let held = cursor.lease.as_ref().filter(|l| !l.reserved);
@@ -448,11 +449,14 @@ impl<B: IoBuf> Shard<B> {
                 let wanted = records::table_fingerprint(
                     fingerprints.fingerprint(item.transaction_id.as_bytes()),
                 );
-                let found = find_from(&lease.ids, wanted, hint)
-                    .filter(|i| lease.record.first.0 + *i as u64 >= cursor.next.0);
-                if let Some(index) = found {
+                let settled = cursor.next.0.saturating_sub(lease.record.first.0) as usize;
+                if let Some(index) = find_from(&lease.ids, wanted, settled, hint) {
                     hint = index + 1;
                     places.push(Place::At(Offset(lease.record.first.0 + index as u64)));
+                    continue;
+                }
+                if lease.ids.iter().take(settled).any(|id| *id == wanted) {
+                    places.push(Place::Below);
                     continue;
                 }
             }
@@ -528,11 +532,12 @@ fn minted_at_us(id: [u8; 16]) -> i64 {
     i64::from_be_bytes(millis).saturating_mul(1_000)
 }
 
-/// First index of `wanted` at or after `hint`, else before it.
-fn find_from(ids: &[u64], wanted: u64, hint: usize) -> Option<usize> {
-    let hint = hint.min(ids.len());
+/// First index of `wanted` at or after `hint`, else before it, but never before `from`.
+fn find_from(ids: &[u64], wanted: u64, from: usize, hint: usize) -> Option<usize> {
+    let ids = ids.get(from..)?;
+    let hint = hint.saturating_sub(from).min(ids.len());
     let after = ids[hint..].iter().position(|f| *f == wanted).map(|i| i + hint);
-    after.or_else(|| ids[..hint].iter().position(|f| *f == wanted))
+    after.or_else(|| ids[..hint].iter().position(|f| *f == wanted)).map(|i| i + from)
 }
 
 /// What one item is told.

@@ -10,9 +10,8 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::effect::Effects;
-use super::group::{Claimable, Cursor, CursorKey, Lease, claimable};
+use super::group::{Claimable, Cursor, CursorKey, End, Lease, claimable};
 use super::partition::BatchRef;
-use super::ready::End;
 use super::records::{self, LeaseRecord};
 use super::shard::{Deferred, ReadUse, Shard};
 use crate::base::buf::{Gather, IoBuf};
@@ -125,9 +124,12 @@ impl<B: IoBuf> Shard<B> {
             failure: None,
         };
         match pinned {
-            Some(key) => self.claim_one(now, key, &mut job, &mut 0, fx),
+            Some(key) => {
+                let batch = job.spec.batch;
+                self.claim_one(now, key, &mut job, batch, fx);
+            }
             None => self.claim_ready(now, queue_slot, group_slot, &mut job, fx),
-        };
+        }
         if job.claims.is_empty() && job.failure.is_none() {
             return false;
         }
@@ -145,39 +147,38 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let (mut left, mut bytes) = (job.spec.batch, 0);
-        let mut budget = job.spec.clone();
         while left > 0 && job.claims.len() < job.spec.partitions as usize {
             if bytes >= limits::POP_BYTES_MAX || job.failure.is_some() {
                 break;
             }
             let Some(slot) = self.next_ready(now, queue, group) else { break };
-            budget.batch = left;
-            std::mem::swap(&mut budget, &mut job.spec);
-            self.claim_one(now, CursorKey { queue, group, slot }, job, &mut bytes, fx);
-            std::mem::swap(&mut budget, &mut job.spec);
+            let key = CursorKey { queue, group, slot };
+            bytes += self.claim_one(now, key, job, left, fx);
             let taken = job.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum::<u64>();
             left = job.spec.batch.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
         }
     }
 
-    /// Claims up to `job.spec.batch` messages of one partition. Leaves the job as it was when
-    /// there is nothing to take.
+    /// Claims up to `batch` messages of one partition and returns their bytes. Leaves the job as
+    /// it was when there is nothing to take.
     fn claim_one(
         &mut self,
         now: Now,
         key: CursorKey,
         job: &mut ClaimJob<B>,
-        bytes: &mut usize,
+        batch: u32,
         fx: &mut Effects<B>,
-    ) {
-        let Some(cursor) = self.state.cursor(key).cloned() else { return };
+    ) -> usize {
+        let Some(cursor) = self.state.cursor(key).cloned() else { return 0 };
         if cursor.is_leased(now) {
-            return;
+            return 0;
         }
-        let Some(take) = self.take(now, key, cursor.next, job.spec.batch) else {
-            return self.make_ready(now, key, End::Back, fx);
+        let Some(take) = self.take(now, key, cursor.next, batch) else {
+            self.make_ready(now, key, End::Back, fx);
+            return 0;
         };
         let (leased, attempt) = self.leased(now, key, cursor, &take, &job.spec);
+        let timer = leased.lease.as_ref().and_then(|l| l.timer);
         let stored = if job.spec.auto_ack || Mutant::LeaseNotDurable.active() {
             self.state.put_cursor(key, leased);
             Ok(())
@@ -185,14 +186,14 @@ impl<B: IoBuf> Shard<B> {
             self.store_cursor(key, leased, Vec::new())
         };
         if let Err(refusal) = stored {
-            let timer = self.state.cursor(key).and_then(|c| c.lease.as_ref()).and_then(|l| l.timer);
             self.clear_timer(timer);
             self.make_ready(now, key, End::Front, fx);
             job.failure = Some(refusal);
-            return;
+            return 0;
         }
-        self.unlist(key);
-        *bytes += take.bytes;
+        if let Some(group) = self.state.group_mut(key) {
+            group.unlist(key.slot);
+        }
         let partition = self.state.parts.get(key.slot).expect("a cursor's partition lives");
         job.claims.push(Claiming {
             key,
@@ -205,6 +206,7 @@ impl<B: IoBuf> Shard<B> {
             batches: take.batches,
             unreadable: false,
         });
+        take.bytes
     }
 
     /// The first messages of a partition a group may have, up to `batch` of them.
@@ -265,15 +267,6 @@ impl<B: IoBuf> Shard<B> {
             ids: Rc::from([]),
         }));
         (cursor, attempt)
-    }
-
-    /// Takes a partition that was claimed past the ready list out of it.
-    fn unlist(&mut self, key: CursorKey) {
-        let Some(group) = self.state.group_mut(key) else { return };
-        let Some(cursor) = group.cursors.get_mut(&key.slot) else { return };
-        if std::mem::take(&mut cursor.queued) {
-            group.ready.retain(|(slot, _)| *slot != key.slot);
-        }
     }
 
     /// The cursor of a pinned pop, seeded by its own parameters where its group never met the
@@ -422,10 +415,12 @@ impl<B: IoBuf> Shard<B> {
         if cursor.lease.as_ref().is_none_or(|l| l.record.id != lease_id) {
             return Ok(());
         }
-        cursor.lease = None;
+        let Some(lease) = cursor.lease.take() else { return Ok(()) };
         cursor.next = Offset(claiming.end.0 + 1);
-        (cursor.attempt_offset, cursor.attempt_count) = (Offset(0), 0);
-        cursor.retry_count = 0;
+        // The old attempt marker stays: it means nothing while the cursor is past it, and holds
+        // again if this delivery is taken back.
+        (cursor.attempt_offset, cursor.attempt_count) = lease.attempt_before;
+        cursor.retry_before = std::mem::take(&mut cursor.retry_count);
         if let Err(refusal) = self.store_cursor(claiming.key, cursor, Vec::new()) {
             self.release_claim(now, claiming.key, lease_id, claiming.start, fx);
             return Err(refusal);
@@ -568,8 +563,11 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         cursor.next = given.start;
+        cursor.retry_count = cursor.retry_before;
         if self.store_cursor(key, cursor, Vec::new()).is_ok() {
-            self.unlist(key);
+            if let Some(group) = self.state.group_mut(key) {
+                group.unlist(key.slot);
+            }
             self.make_ready(now, key, End::Front, fx);
         }
     }

@@ -47,12 +47,16 @@ pub struct Cursor {
     pub attempt_offset: Offset,
     pub attempt_count: u32,
     pub retry_count: u32,
+    /// Retries before the last commit at delivery, for taking it back.
+    pub retry_before: u32,
     pub lease: Option<Box<Lease>>,
     pub released: Option<Box<ReleasedRecord>>,
     /// Segment of its newest record; `None`: never written.
     pub segment: Option<SegmentId>,
-    /// Stands in the ready list.
+    /// Ready, and has an entry in the ready list.
     pub queued: bool,
+    /// Has an entry in the ready list, perhaps one that no longer counts.
+    pub listed: bool,
     /// Timer of a delay or window.
     pub hold: Option<DeadlineKey>,
 }
@@ -64,10 +68,12 @@ impl Cursor {
             attempt_offset: Offset(0),
             attempt_count: 0,
             retry_count: 0,
+            retry_before: 0,
             lease: None,
             released: None,
             segment: None,
             queued: false,
+            listed: false,
             hold: None,
         }
     }
@@ -113,8 +119,12 @@ pub enum Claimable {
 const WINDOW_CAP: i64 = 10;
 const WINDOW_CAP_US_MIN: i64 = 60_000_000;
 
+/// Stamps of one partition grow even where the clock stands still, so they run ahead of it by
+/// microseconds. Only beyond this does a stamp mean that the host's clock went back.
+const AHEAD_US: i64 = 1_000_000;
+
 /// What of `partition` a group that has settled everything below `next` may be given.
-/// A stamp ahead of the clock (the host's clock went back) holds nothing.
+/// A stamp far ahead of the clock (the host's clock went back) holds nothing.
 pub fn claimable(
     partition: &Partition,
     next: Offset,
@@ -133,16 +143,18 @@ pub fn claimable(
     if delay == 0 && window == 0 {
         return Claimable::Yes { from, to };
     }
+    let ahead = |created: i64| created > now.wall_us.saturating_add(AHEAD_US);
     let oldest = partition.batch_of(from).map_or(now.wall_us, |b| b.created_at_us);
     if window > 0 {
         let newest = partition.newest_visible().map_or(now.wall_us, |b| b.created_at_us);
         let cap = window.saturating_mul(WINDOW_CAP).max(WINDOW_CAP_US_MIN);
         let until = newest.saturating_add(window).min(oldest.saturating_add(cap));
-        if newest <= now.wall_us && until > now.wall_us {
+        if !ahead(newest) && until > now.wall_us {
             return Claimable::HeldUntil(until);
         }
     }
-    let ripe = |created: i64| created > now.wall_us || created.saturating_add(delay) <= now.wall_us;
+    let ripe =
+        |created: i64| delay == 0 || ahead(created) || created.saturating_add(delay) <= now.wall_us;
     if !ripe(oldest) {
         return Claimable::HeldUntil(oldest.saturating_add(delay));
     }
@@ -150,6 +162,13 @@ pub fn claimable(
     let ripe_count = batches.partition_point(|b| ripe(b.created_at_us));
     let to = batches[..ripe_count].last().map_or(to, |b| b.end().min(to));
     Claimable::Yes { from, to }
+}
+
+/// Which end of the ready list.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    Back,
+    Front,
 }
 
 /// One group of one queue on one shard.
@@ -164,7 +183,10 @@ pub struct Group {
     pub segment: Option<SegmentId>,
     pub cursors: HashMap<Slot, Cursor, ahash::RandomState>,
     /// Claimable partitions and since when (monotonic microseconds), oldest first.
+    /// Entries whose cursor is not `queued` any more do not count.
     pub ready: VecDeque<(Slot, u64)>,
+    /// Entries that count.
+    pub ready_count: usize,
     /// Partitions of the queue's list from here on were never looked at.
     pub scan: usize,
     /// Claims alternate between `ready` and `scan`, so that neither starves the other.
@@ -186,11 +208,59 @@ impl Group {
             segment: None,
             cursors: HashMap::with_hasher(ahash::RandomState::with_seeds(1, 2, 3, 4)),
             ready: VecDeque::new(),
+            ready_count: 0,
             scan: 0,
             scan_turn: false,
             armed: false,
             settled: 0,
             leased: 0,
+        }
+    }
+
+    /// Makes a partition ready. It has a cursor that is not queued.
+    pub fn push_ready(&mut self, slot: Slot, since_us: u64, end: End) {
+        let Some(cursor) = self.cursors.get_mut(&slot) else { return };
+        assert!(!cursor.queued, "a ready partition is not made ready again");
+        cursor.queued = true;
+        self.ready_count += 1;
+        let listed = std::mem::replace(&mut cursor.listed, true);
+        match end {
+            // An entry left from before counts again: one is enough.
+            End::Back if listed => {}
+            End::Back => self.ready.push_back((slot, since_us)),
+            End::Front => self.ready.push_front((slot, since_us)),
+        }
+    }
+
+    /// Takes the oldest ready partition.
+    pub fn pop_ready(&mut self) -> Option<Slot> {
+        self.oldest_ready()?;
+        let (slot, _) = self.ready.pop_front()?;
+        let cursor = self.cursors.get_mut(&slot)?;
+        (cursor.queued, cursor.listed) = (false, false);
+        self.ready_count -= 1;
+        Some(slot)
+    }
+
+    /// Since when the oldest ready partition is ready. Drops entries that no longer count.
+    pub fn oldest_ready(&mut self) -> Option<u64> {
+        loop {
+            let (slot, since_us) = *self.ready.front()?;
+            match self.cursors.get_mut(&slot) {
+                Some(cursor) if cursor.queued => return Some(since_us),
+                Some(cursor) => cursor.listed = false,
+                None => {}
+            }
+            self.ready.pop_front();
+        }
+    }
+
+    /// A partition was claimed past the ready list. Its entry stays until it reaches the front:
+    /// taking it out of the middle would cost a walk.
+    pub fn unlist(&mut self, slot: Slot) {
+        let Some(cursor) = self.cursors.get_mut(&slot) else { return };
+        if std::mem::take(&mut cursor.queued) {
+            self.ready_count -= 1;
         }
     }
 
@@ -285,6 +355,24 @@ mod tests {
         assert_eq!(start(Some(GroupStart::From(11))), Some(Offset(1)));
         assert_eq!(start(Some(GroupStart::From(21))), None);
         assert_eq!(start(None), None);
+    }
+
+    #[test]
+    fn ready_partitions_leave_in_order_and_unlisted_ones_do_not_count() {
+        let mut g = Group::new("g", None);
+        for slot in 0..4 {
+            g.cursors.insert(slot, Cursor::at(Offset(0)));
+            g.push_ready(slot, u64::from(slot), End::Back);
+        }
+        g.unlist(0);
+        g.unlist(2);
+        assert_eq!((g.ready_count, g.oldest_ready()), (2, Some(1)));
+        g.push_ready(2, 9, End::Back);
+        assert_eq!(g.ready.len(), 3, "its old entry counts again");
+        g.push_ready(0, 9, End::Front);
+        let order: Vec<_> = std::iter::from_fn(|| g.pop_ready()).collect();
+        assert_eq!((order, g.ready_count), (vec![0, 1, 2, 3], 0));
+        assert!(g.cursors.values().all(|c| !c.queued && !c.listed));
     }
 
     #[test]

@@ -289,12 +289,30 @@ impl<B: IoBuf> Shard<B> {
         change: &CatalogChange,
         fx: &mut Effects<B>,
     ) {
-        // A shard that cannot write keeps the change waiting: its owner must not claim that
-        // every shard has it. The process is about to exit and start anew.
-        if self.apply_change(now, change, fx).is_ok() {
-            self.send_durable(owner, PeerMsg::Replicated { change_id });
-            if let CatalogChange::Queue(image) = change {
-                self.queue_appeared(now, image, fx);
+        // Behind a change that still waits: a shard takes an owner's changes in their order.
+        let refused = !self.stalled.is_empty() || self.apply_change(now, change, fx).is_err();
+        if refused {
+            let msg = PeerMsg::Replicate { change_id, change: change.clone() };
+            return self.stalled.push_back((owner, msg));
+        }
+        self.send_durable(owner, PeerMsg::Replicated { change_id });
+        if let CatalogChange::Queue(image) = change {
+            self.queue_appeared(now, image, fx);
+        }
+    }
+
+    /// Tries again what the log had no room for. The owner answers nobody until every shard has
+    /// a change, so giving up would leave its client waiting for ever.
+    pub(super) fn retry_stalled(&mut self, now: Now, fx: &mut Effects<B>) {
+        for (from, msg) in std::mem::take(&mut self.stalled) {
+            match msg {
+                PeerMsg::Replicate { change_id, change } => {
+                    self.replicate(now, from, change_id, &change, fx);
+                }
+                PeerMsg::CatalogSync { queues, groups } => {
+                    self.catalog_sync(now, from, &queues, &groups, fx);
+                }
+                other => unreachable!("{other:?} does not stall"),
             }
         }
     }

@@ -19,6 +19,9 @@ pub struct Queue {
     pub groups: Vec<Option<Group>>,
     /// Segment of its newest image record.
     pub segment: Option<SegmentId>,
+    /// Segment of the first record of this incarnation. It stays as long as the queue does:
+    /// replay takes the records of its partitions and groups only behind it.
+    pub birth_segment: Option<SegmentId>,
     /// Retained messages and bytes.
     pub messages: u64,
     pub bytes: u64,
@@ -35,6 +38,7 @@ impl Queue {
             // Queue mode is a group that needs no registration and starts at the oldest message.
             groups: vec![Some(Group::new(QUEUE_MODE, Some(GroupStart::Oldest)))],
             segment: None,
+            birth_segment: None,
             messages: 0,
             bytes: 0,
             dead_letters: 0,

@@ -5,7 +5,7 @@
 //! back enters at the front. A partition's pinned waiters are served before it enters.
 
 use super::effect::Effects;
-use super::group::{Claimable, Cursor, CursorKey, claimable};
+use super::group::{Claimable, Cursor, CursorKey, End, claimable};
 use super::partition::Slot;
 use super::shard::{Event, Shard};
 use crate::base::buf::IoBuf;
@@ -13,13 +13,6 @@ use crate::base::ids::Offset;
 use crate::base::limits;
 use crate::base::time::{Deadline, Now};
 use crate::model::peer::PeerMsg;
-
-/// Which end of the ready list.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum End {
-    Back,
-    Front,
-}
 
 impl<B: IoBuf> Shard<B> {
     /// Messages of a partition below `to` are durable.
@@ -83,14 +76,8 @@ impl<B: IoBuf> Shard<B> {
 
     fn list(&mut self, now: Now, key: CursorKey, next: Offset, end: End) {
         self.ensure_cursor(key, next);
-        let Some(group) = self.state.group_mut(key) else { return };
-        if let Some(cursor) = group.cursors.get_mut(&key.slot) {
-            cursor.queued = true;
-        }
-        let entry = (key.slot, now.mono_us);
-        match end {
-            End::Back => group.ready.push_back(entry),
-            End::Front => group.ready.push_front(entry),
+        if let Some(group) = self.state.group_mut(key) {
+            group.push_ready(key.slot, now.mono_us, end);
         }
     }
 
@@ -154,17 +141,10 @@ impl<B: IoBuf> Shard<B> {
         if turn {
             self.scan(now, queue, group, 1);
         }
-        if self.state.catalog.get(queue)?.group(group)?.ready.is_empty() {
+        if self.state.catalog.get(queue)?.group(group)?.ready_count == 0 {
             self.scan(now, queue, group, 1);
         }
-        let key = |slot| CursorKey { queue, group, slot };
-        loop {
-            let (slot, _) =
-                self.state.catalog.get_mut(queue)?.group_mut(group)?.ready.pop_front()?;
-            let Some(cursor) = self.state.cursor_mut(key(slot)) else { continue };
-            cursor.queued = false;
-            return Some(slot);
-        }
+        self.state.catalog.get_mut(queue)?.group_mut(group)?.pop_ready()
     }
 
     /// Looks at partitions never looked at until `want` more can be claimed.
@@ -190,16 +170,16 @@ impl<B: IoBuf> Shard<B> {
         if !q.group(group).is_some_and(armed) {
             return;
         }
-        let ready = q.group(group).map_or(0, |g| g.ready.len());
+        let ready = q.group(group).map_or(0, |g| g.ready_count);
         if ready < limits::READY_COUNT_MAX as usize {
             self.scan(now, queue, group, limits::READY_COUNT_MAX as usize - ready);
         }
         let Some(q) = self.state.catalog.get_mut(queue) else { return };
         let name = q.image.name.clone();
         let Some(g) = q.group_mut(group) else { return };
-        let Some((_, oldest_us)) = g.ready.front().copied() else { return };
+        let Some(oldest_us) = g.oldest_ready() else { return };
         g.armed = false;
-        let count = (g.ready.len() as u32).min(limits::READY_COUNT_MAX);
+        let count = (g.ready_count as u32).min(limits::READY_COUNT_MAX);
         let msg =
             PeerMsg::Ready { queue: name.clone(), group: g.name.to_string(), count, oldest_us };
         let owner = self.owner_of(&name);

@@ -142,6 +142,8 @@ pub struct Shard<B: IoBuf> {
     pub(super) read_jobs: BTreeMap<u64, ReadJob>,
     pub(super) reads: HashMap<u64, ReadUse, ahash::RandomState>,
     pub(super) owner: Owner,
+    /// Changes of owners that the log had no room for, in the order they came.
+    pub(super) stalled: VecDeque<(ShardId, PeerMsg)>,
     pub(super) lines: Lines,
     pub(super) pinned: Pinned,
     pub(super) start: Start,
@@ -218,7 +220,7 @@ impl<B: IoBuf> Shard<B> {
                 Event::LeaseExpires(key) => self.lease_expired(now, key, fx),
                 Event::HoldEnds(key) => self.hold_ended(now, key, fx),
                 Event::PopTimesOut(task) => self.pop_timed_out(now, task, fx),
-                Event::Housekeeping => self.housekeeping(now),
+                Event::Housekeeping => self.housekeeping(now, fx),
             }
         }
         self.settle(now, fx);

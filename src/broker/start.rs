@@ -106,6 +106,7 @@ impl<B: IoBuf> Shard<B> {
             read_jobs: BTreeMap::new(),
             reads: HashMap::with_hasher(hasher()),
             owner: Owner::default(),
+            stalled: VecDeque::new(),
             lines: Lines::default(),
             pinned: Pinned::default(),
             start: Start { started: false, unheard: others.clone(), unsynced: others },
@@ -168,8 +169,8 @@ impl<B: IoBuf> Shard<B> {
         start.started && start.unheard.is_empty() && start.unsynced.is_empty()
     }
 
-    /// What another shard owns, as its log has it. An append that the log refuses leaves this
-    /// shard not ready, and its fault says why.
+    /// What another shard owns, as its log has it. Where the log has no room now, it is tried
+    /// again; until then this shard is not ready.
     pub(super) fn catalog_sync(
         &mut self,
         now: Now,
@@ -178,10 +179,12 @@ impl<B: IoBuf> Shard<B> {
         groups: &[GroupImage],
         fx: &mut Effects<B>,
     ) {
-        if self.adopt(now, from, queues, groups, fx).is_ok() {
-            self.start.unheard.remove(&from);
-            self.commit.push(self.log.appended(), Deferred::CatalogSynced { from });
+        if self.adopt(now, from, queues, groups, fx).is_err() {
+            let (queues, groups) = (queues.to_vec(), groups.to_vec());
+            return self.stalled.push_back((from, PeerMsg::CatalogSync { queues, groups }));
         }
+        self.start.unheard.remove(&from);
+        self.commit.push(self.log.appended(), Deferred::CatalogSynced { from });
     }
 
     fn adopt(

@@ -83,6 +83,10 @@ impl State {
         let queue = self.catalog.get_mut(slot).expect("found or inserted");
         queue.image = image.clone();
         self.segments.moved(queue.segment.replace(at), at);
+        if queue.birth_segment.is_none() {
+            queue.birth_segment = Some(at);
+            self.segments.add(at);
+        }
         slot
     }
 
@@ -96,7 +100,8 @@ impl State {
         }
         let Some(queue) = self.catalog.remove(slot) else { return };
         let records = queue.groups.iter().flatten().filter_map(|g| g.segment);
-        queue.segment.into_iter().chain(records).for_each(|s| self.segments.remove(s));
+        let own = [queue.segment, queue.birth_segment];
+        own.into_iter().flatten().chain(records).for_each(|s| self.segments.remove(s));
         for (group, state) in queue.groups.into_iter().enumerate() {
             if let Some(state) = state {
                 self.forget_cursors(slot, group as u32, state);

@@ -27,7 +27,7 @@ pub const KIND_FINAL: u8 = 4;
 pub const KIND_BROKER_MIN: u8 = 16;
 
 const _: () = assert!(BLOCK.is_multiple_of(RECORD_ALIGN));
-const _: () = assert!(RECORD_HEADER_BYTES as u64 % RECORD_ALIGN == 0);
+const _: () = assert!((RECORD_HEADER_BYTES as u64).is_multiple_of(RECORD_ALIGN));
 
 /// Random per directory and shard, in the manifest, unknown to every client.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -201,9 +201,8 @@ impl Geometry {
     pub const FILE_BYTES_MIN: u64 = 32 << 10;
 
     pub fn new(file_bytes: u64) -> Option<Self> {
-        let fits = file_bytes >= Self::FILE_BYTES_MIN
-            && file_bytes <= crate::base::limits::SEGMENT_BYTES_MAX
-            && file_bytes.is_multiple_of(BLOCK);
+        let bounds = Self::FILE_BYTES_MIN..=crate::base::limits::SEGMENT_BYTES_MAX;
+        let fits = bounds.contains(&file_bytes) && file_bytes.is_multiple_of(BLOCK);
         fits.then_some(Self { file_bytes })
     }
 
@@ -261,7 +260,8 @@ mod tests {
         assert_eq!(RecordHeader::decode(&bytes, seed), Some((header(), checksum)));
     }
 
-    const GOLDEN_RECORD: &str = "";
+    const GOLDEN_RECORD: &str = "301ab56a4b603d6005000000100000000807060504030201\
+                                 0020000030000000ddccbbaa09000000";
 
     #[test]
     fn every_flipped_bit_and_every_other_place_is_no_record() {

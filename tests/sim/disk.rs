@@ -23,6 +23,7 @@ use lanemq::base::prng::Prng;
 use lanemq::log::io::{FileId, IoDone, LogIo};
 use lanemq::log::storage::Storage;
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// What goes wrong from now on, in percent of operations where it is a number.
 #[derive(Clone, Copy, Default, Debug)]
@@ -51,7 +52,10 @@ pub struct FaultDisk {
     dir_ops: Vec<(u64, DirOp)>,
     queue: Vec<Queued>,
     pub faults: Faults,
-    sector: usize,
+    /// What lands or does not land as one.
+    pub sector: usize,
+    /// Of how many percent one is drawn at a power cut: the chance of each unsynced sector.
+    pub landing: Vec<u64>,
     /// Counts everything done; orders writes against syncs.
     clock: u64,
     /// Blocking operations left until the power goes.
@@ -62,9 +66,9 @@ pub struct FaultDisk {
 
 #[derive(Clone)]
 struct Inode {
-    /// `None`: not even the length is durable.
-    durable: Option<Vec<u8>>,
-    bytes: Vec<u8>,
+    /// `None`: not even the length is durable. Shared between copies of a disk until written.
+    durable: Option<Rc<Vec<u8>>>,
+    bytes: Rc<Vec<u8>>,
     pending: Vec<Pending>,
 }
 
@@ -103,6 +107,7 @@ impl FaultDisk {
             dir_ops: Vec::new(),
             queue: Vec::new(),
             faults: Faults::default(),
+            landing: vec![0, 10, 50, 90, 100],
             sector: if prng.chance(70) { 512 } else { 4_096 },
             clock: 0,
             left: None,
@@ -154,7 +159,7 @@ impl FaultDisk {
         }
         if kind == Crash::Power {
             self.lose_names(prng);
-            let percent = [0, 10, 50, 90, 100][prng.below(5) as usize];
+            let percent = self.landing[prng.below(self.landing.len() as u64) as usize];
             for inode in &mut self.inodes {
                 inode.lose(self.sector, percent, prng);
             }
@@ -167,8 +172,7 @@ impl FaultDisk {
         for index in 0..self.inodes.len() {
             let named = |names: &BTreeMap<FileId, usize>| names.values().any(|i| *i == index);
             if !named(&self.names) && !named(&self.durable_names) {
-                self.inodes[index] =
-                    Inode { durable: None, bytes: Vec::new(), pending: Vec::new() };
+                self.inodes[index] = Inode::new(None, Rc::default());
             }
         }
     }
@@ -177,6 +181,24 @@ impl FaultDisk {
     /// fails, until [`FaultDisk::crash`].
     pub fn crash_after(&mut self, operations: u64) {
         self.left = Some(operations);
+    }
+
+    /// The directory as a power cut would leave it that lets nothing unsynced land.
+    pub fn durable_image(&self) -> Self {
+        let inodes = self.inodes.iter().map(|inode| {
+            let bytes = inode.durable.clone().unwrap_or_default();
+            Inode { durable: Some(bytes.clone()), bytes, pending: Vec::new() }
+        });
+        Self {
+            inodes: inodes.collect(),
+            names: self.durable_names.clone(),
+            durable_names: self.durable_names.clone(),
+            dir_ops: Vec::new(),
+            queue: Vec::new(),
+            faults: Faults::default(),
+            left: None,
+            ..*self
+        }
     }
 
     pub fn has_crashed(&self) -> bool {
@@ -201,7 +223,7 @@ impl FaultDisk {
     /// Changes a file on the media.
     pub fn damage(&mut self, file: FileId, change: impl Fn(&mut Vec<u8>)) {
         let inode = &mut self.inodes[self.names[&file]];
-        change(&mut inode.bytes);
+        change(Rc::make_mut(&mut inode.bytes));
         inode.pending.clear();
         inode.durable = Some(inode.bytes.clone());
     }
@@ -224,7 +246,8 @@ impl FaultDisk {
     }
 
     pub fn put_file(&mut self, file: FileId, bytes: Vec<u8>) {
-        self.inodes.push(Inode { durable: Some(bytes.clone()), bytes, pending: Vec::new() });
+        let bytes = Rc::new(bytes);
+        self.inodes.push(Inode::new(Some(bytes.clone()), bytes));
         self.names.insert(file, self.inodes.len() - 1);
         self.durable_names.insert(file, self.inodes.len() - 1);
     }
@@ -303,7 +326,7 @@ impl FaultDisk {
         let inode = self.inode(file)?;
         let at = at as usize;
         assert!(at + bytes.len() <= inode.bytes.len(), "write beyond the end of {}", file.name());
-        inode.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        Rc::make_mut(&mut inode.bytes)[at..at + bytes.len()].copy_from_slice(bytes);
         inode.pending.push(Pending { when, at, bytes: bytes.to_vec() });
         Ok(())
     }
@@ -318,7 +341,11 @@ impl FaultDisk {
     fn do_sync(&mut self, file: FileId, asked: u64) -> Result<(), DiskError> {
         let inode = self.inode(file)?;
         let length = inode.bytes.len();
-        let durable = inode.durable.get_or_insert_with(|| vec![0; length]);
+        let durable = inode.durable.get_or_insert_with(|| Rc::new(vec![0; length]));
+        if inode.pending.is_empty() {
+            return Ok(());
+        }
+        let durable = Rc::make_mut(durable);
         inode.pending.retain(|write| {
             if write.when <= asked {
                 durable[write.at..write.at + write.bytes.len()].copy_from_slice(&write.bytes);
@@ -340,8 +367,7 @@ impl FaultDisk {
     fn do_create(&mut self, file: FileId, bytes: u64) -> Result<(), DiskError> {
         assert!(!self.names.contains_key(&file), "{} exists", file.name());
         let when = self.tick();
-        let inode = Inode { durable: None, bytes: vec![0; bytes as usize], pending: Vec::new() };
-        self.inodes.push(inode);
+        self.inodes.push(Inode::new(None, Rc::new(vec![0; bytes as usize])));
         let index = self.inodes.len() - 1;
         self.names.insert(file, index);
         self.dir_ops.push((when, DirOp::Create(file, index)));
@@ -404,20 +430,28 @@ impl FaultDisk {
 }
 
 impl Inode {
+    fn new(durable: Option<Rc<Vec<u8>>>, bytes: Rc<Vec<u8>>) -> Self {
+        Self { durable, bytes, pending: Vec::new() }
+    }
+
     fn lose(&mut self, sector: usize, percent: u64, prng: &mut Prng) {
         let mut pending = std::mem::take(&mut self.pending);
+        if pending.is_empty() && self.durable.is_some() {
+            return;
+        }
         if prng.chance(30) {
             pending.reverse();
         }
         let durable = match &mut self.durable {
             Some(durable) => durable,
-            none if prng.chance(50) => none.insert(vec![0; self.bytes.len()]),
+            none if prng.chance(50) => none.insert(Rc::new(vec![0; self.bytes.len()])),
             _ => {
-                self.bytes.clear();
-                self.durable = Some(Vec::new());
+                self.bytes = Rc::default();
+                self.durable = Some(Rc::default());
                 return;
             }
         };
+        let durable = Rc::make_mut(durable);
         for write in pending {
             for (n, bytes) in write.bytes.chunks(sector).enumerate() {
                 if prng.chance(percent) {
@@ -426,7 +460,8 @@ impl Inode {
                 }
             }
         }
-        self.bytes.clone_from(durable);
+        self.bytes = Rc::new(durable.clone());
+        self.durable = Some(self.bytes.clone());
     }
 }
 

@@ -110,12 +110,12 @@ fn every_single_bit_of_a_small_log_is_noticed() {
             _ => None,
         })
         .collect();
-    // Every bit of headers, of the small records and of padding; of the bulk every 61st.
+    // Every bit of headers and small records; of bulk and padding every 61st.
     for segment in segments {
         let file = FileId::Segment(segment);
         for bit in 0..disk.bytes(file).len() * 8 {
             let byte = bit as u64 / 8;
-            let bulk = disk.bytes(file)[byte as usize] != 0 && byte % 4_096 > 200;
+            let bulk = byte % 4_096 > 150;
             let place = LogPosition::new(segment, byte);
             if bulk && bit % 61 != 0 || place >= before.witnessed.advance(4_096) {
                 continue;

@@ -3,9 +3,15 @@
 //! `SEED=<n>` replays one seed, `SIM_SEEDS=<n>` sets how many a world runs. A failure prints
 //! the command that replays it.
 
+#![allow(clippy::unwrap_used, reason = "a simulation that cannot go on has failed")]
+
 mod disk;
+mod exact;
 mod log_damage;
 mod log_world;
+mod model;
+mod workload;
+mod world;
 
 /// Runs `world` for the seeds asked for, or for `default` of them.
 fn for_seeds(test: &str, default: u64, world: impl Fn(u64) -> Result<u64, String>) {

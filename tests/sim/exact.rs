@@ -1,0 +1,792 @@
+//! One command at a time, judged exactly.
+//!
+//! Between two commands the shards come to rest (parked pops stay), so the naive model knows
+//! what each answer must be, to the byte. Inside a command everything is still in any order:
+//! disk operations, mesh messages, crashes of all shards between commands, clean restarts.
+//!
+//! At each rest no waiting pop may have something to claim: no wake-up is lost.
+
+use crate::disk::Crash;
+use crate::for_seeds;
+use crate::model::{Expected, Message, Model, Queue, Taken};
+use crate::workload::{Delivery, Held, Item, Workload};
+use crate::world::{Shape, Step, World, summary};
+use lanemq::base::buf::HeapBuf;
+use lanemq::base::ids::{LeaseId, MessageId};
+use lanemq::base::prng::Prng;
+use lanemq::base::uuid;
+use lanemq::model::command::{
+    AckItem, AckRequest, Command, ConfigureRequest, DeadLetterQuery, PopRequest, PopTarget,
+    PushItem, ReadRequest, Subscription,
+};
+use lanemq::model::error::ErrorCode;
+use lanemq::model::frame::{self, BATCH_HEAD_BYTES, BatchHead};
+use lanemq::model::options::QueueOptions;
+use lanemq::model::reply::{Claim, PopReply, PushResult, Reply};
+use std::collections::{BTreeMap, VecDeque};
+
+/// A pop whose answer is still owed.
+struct Waiter {
+    shard: usize,
+    request: PopRequest<'static>,
+    since_us: i64,
+    until_us: i64,
+    /// Its client has gone, or its queue has: an early empty answer is right.
+    excused: bool,
+}
+
+/// Waiters closer than this to their deadline are not served any more.
+const LATE_US: i64 = 50_000;
+
+struct Exact {
+    world: World,
+    model: Model,
+    work: Workload,
+    waiters: BTreeMap<u64, Waiter>,
+    /// Answers with claims that could not be sent, and by which shard.
+    lost: Vec<(usize, PopReply<HeapBuf>)>,
+    talk: bool,
+}
+
+fn run(seed: u64) -> Result<u64, String> {
+    let mut root = Prng::new(seed.wrapping_mul(0x9E37_79B9) ^ 0xE8AC);
+    let mut prng = root.fork(1);
+    let shape = Shape::pick(&mut prng);
+    let world = World::new(shape, root.fork(2), root.fork(3));
+    let mut exact = Exact {
+        world,
+        model: Model::default(),
+        work: Workload::new(prng),
+        waiters: BTreeMap::new(),
+        lost: Vec::new(),
+        talk: std::env::var_os("SIM_TALK").is_some(),
+    };
+    exact.world.boot(false)?;
+    let steps = 40 + exact.work.prng.below(160);
+    for step in 0..steps {
+        exact.step().map_err(|why| format!("step {step} of {shape:?}: {why}"))?;
+    }
+    exact.finish().map_err(|why| format!("at the end of {shape:?}: {why}"))?;
+    Ok(exact.world.trace())
+}
+
+impl Exact {
+    fn step(&mut self) -> Step {
+        match self.work.prng.below(100) {
+            0..=29 => self.push(),
+            30..=49 => self.pop(false),
+            50..=59 => self.pop(true),
+            60..=77 => self.ack(),
+            78..=79 => self.extend(),
+            80..=82 => self.configure(),
+            83 => self.delete(),
+            84..=85 => self.list_queues(),
+            86..=87 => self.list_dead_letters(),
+            88..=93 => self.wait(),
+            94..=95 => self.cancel(),
+            96..=97 => self.crash(),
+            98 => self.restart(),
+            _ => {
+                self.world.to_deadline()?;
+                self.rest()
+            }
+        }?;
+        self.check_waiters()
+    }
+
+    fn say(&self, what: impl Fn() -> String) {
+        if self.talk {
+            eprintln!("{:>12} {}", self.world.now.wall_us - 1_700_000_000_000_000, what());
+        }
+    }
+
+    fn now_us(&self) -> i64 {
+        self.world.now.wall_us
+    }
+
+    fn shard(&mut self) -> usize {
+        self.work.prng.below(u64::from(self.world.shape.shards)) as usize
+    }
+
+    /// Runs one command to its answer. Answers of parked pops that it woke come after it.
+    fn command(&mut self, command: Command<'_>) -> Result<Reply<HeapBuf>, String> {
+        let shard = self.shard();
+        let token = self.world.command(shard, command)?;
+        self.world.settle()?;
+        let at = self.world.replies.iter().position(|(t, _)| *t == token);
+        let at = at.ok_or("a command at rest without an answer")?;
+        let (_, reply) = self.world.replies.remove(at).ok_or("just found")?;
+        self.say(|| summary(token, &reply));
+        Ok(reply)
+    }
+
+    // ---- answers of pops
+
+    /// Takes what parked pops were answered, until nothing moves.
+    fn rest(&mut self) -> Step {
+        loop {
+            self.world.settle()?;
+            if self.world.replies.is_empty() {
+                return Ok(());
+            }
+            let mut answers: Vec<(u64, Reply<HeapBuf>)> = self.world.replies.drain(..).collect();
+            // Claims of one partition follow each other; their answers may overtake.
+            answers.sort_by_key(|(token, reply)| {
+                let first = match reply {
+                    Reply::Pop(pop) => pop.claims.first().map(|c| (c.partition_id, c.start)),
+                    _ => None,
+                };
+                (first, *token)
+            });
+            for (token, reply) in answers {
+                self.say(|| summary(token, &reply));
+                let waiter = self.waiters.remove(&token).ok_or("an answer nobody waits for")?;
+                self.popped(&waiter, reply)?;
+            }
+            self.give_back()?;
+        }
+    }
+
+    /// Answers that could not be sent, once all claims made beside them are known.
+    fn give_back(&mut self) -> Step {
+        for (shard, pop) in std::mem::take(&mut self.lost) {
+            self.say(|| format!("not delivered: {}", summary(0, &Reply::Pop(pop.clone()))));
+            for claim in &pop.claims {
+                self.model.give_back(&pop.group, pop.lease_id, &taken(claim));
+            }
+            self.world.undelivered(shard, &pop)?;
+        }
+        Ok(())
+    }
+
+    fn popped(&mut self, waiter: &Waiter, reply: Reply<HeapBuf>) -> Step {
+        let Reply::Pop(pop) = reply else { return Err(format!("a pop is answered {reply:?}")) };
+        let early = self.now_us() < waiter.until_us && !waiter.excused;
+        if pop.claims.is_empty() {
+            if pop.lease_id.is_some() {
+                return Err("an empty answer with a lease".into());
+            }
+            if waiter.request.wait_ms.is_some() && early {
+                return Err("a waiting pop gives up before its time".into());
+            }
+            return Ok(());
+        }
+        self.claimed(waiter, &pop)?;
+        if self.work.prng.chance(8) {
+            self.lost.push((waiter.shard, pop));
+            return Ok(());
+        }
+        for claim in &pop.claims {
+            let messages = (claim.start.0..=claim.end.0).map(|offset| Held {
+                partition: claim.partition_id,
+                transaction_id: self.message(claim, offset).transaction_id.clone(),
+                offset,
+            });
+            let messages = messages.collect();
+            let delivery = Delivery { group: pop.group.clone(), lease: pop.lease_id, messages };
+            self.work.held.push_back(delivery);
+            if self.work.held.len() > 12 {
+                self.work.held.pop_front();
+            }
+        }
+        Ok(())
+    }
+
+    fn message(&self, claim: &Claim<HeapBuf>, offset: u64) -> &Message {
+        let queue = &self.model.queues[&claim.queue];
+        &queue.partitions[&claim.partition].messages[offset as usize]
+    }
+
+    fn claimed(&mut self, waiter: &Waiter, pop: &PopReply<HeapBuf>) -> Step {
+        let request = &waiter.request;
+        if pop.lease_id.is_some() == request.auto_ack {
+            return Err("a lease where none should be, or none".into());
+        }
+        self.model.pin(self.now_us(), request, waiter.since_us);
+        let mut left = u64::from(request.batch.unwrap_or(100));
+        let pinned = matches!(request.target, PopTarget::Partition { .. });
+        let most = if pinned { 1 } else { request.partitions.unwrap_or(64) as usize };
+        if pop.claims.len() > most {
+            return Err(format!("{} claims of {most}", pop.claims.len()));
+        }
+        for claim in &pop.claims {
+            let what = taken(claim);
+            let now_us = self.now_us();
+            if left == 0 {
+                return Err("a claim beyond the budget".into());
+            }
+            self.model.take(now_us, request, waiter.since_us, pop.lease_id, left, &what)?;
+            left -= what.end + 1 - what.start;
+            self.check_bytes(claim)?;
+        }
+        Ok(())
+    }
+
+    /// The delivered bytes are those that were pushed, under the right offsets.
+    fn check_bytes(&mut self, claim: &Claim<HeapBuf>) -> Step {
+        let deletions = self.model.deletions.get(&claim.queue).copied().unwrap_or(0);
+        let home = (claim.queue.clone(), claim.partition.clone(), deletions);
+        let known = self.model.ids.entry(claim.partition_id).or_insert_with(|| home.clone());
+        if *known != home {
+            return Err(format!("partition id {} was {known:?}", claim.partition_id));
+        }
+        let queue = self.model.queues.get_mut(&claim.queue).ok_or("a claim of no queue")?;
+        let stored = queue.partitions.get_mut(&claim.partition).ok_or("a claim of no partition")?;
+        if *stored.id.get_or_insert(claim.partition_id) != claim.partition_id {
+            return Err("a partition changed its id".into());
+        }
+        let mut next = claim.start.0;
+        for batch in &claim.batches {
+            let bytes = batch.contiguous();
+            let head = BatchHead::decode(&bytes).ok_or("a batch without a head")?;
+            let frames: Vec<_> = frame::frames(&bytes[BATCH_HEAD_BYTES..]).collect();
+            if frames.len() != head.count as usize
+                || bytes.len() != BATCH_HEAD_BYTES + head.len as usize
+            {
+                return Err("a batch whose head lies".into());
+            }
+            for (offset, frame) in (head.base_offset.0..).zip(frames) {
+                let wanted = stored.messages.get_mut(offset as usize);
+                let wanted = wanted.ok_or("a message nobody pushed")?;
+                // An id that no answer told is learned here.
+                if wanted.id == MessageId::default() {
+                    wanted.id = frame.id;
+                }
+                let same = wanted.id == frame.id
+                    && wanted.payload == frame.payload
+                    && wanted.transaction_id.as_bytes() == frame.transaction_id
+                    && wanted.created_us == head.created_at_us
+                    && wanted.base == head.base_offset.0;
+                if !same {
+                    return Err(format!("offset {offset} is not what was pushed: {wanted:?}"));
+                }
+                next += u64::from(offset == next && offset <= claim.end.0);
+            }
+        }
+        if next != claim.end.0 + 1 {
+            return Err(format!("the batches of a claim end before {next}"));
+        }
+        Ok(())
+    }
+
+    /// At rest nobody waits beside something to claim.
+    fn check_waiters(&self) -> Step {
+        for (token, waiter) in &self.waiters {
+            if waiter.excused || waiter.until_us - self.now_us() <= LATE_US {
+                continue;
+            }
+            let open = self.model.claimable_all(self.now_us(), &waiter.request, waiter.since_us);
+            if let Some(what) = open.first() {
+                return Err(format!("LOST WAKE-UP of {token} {:?}: {what:?}", waiter.request));
+            }
+        }
+        Ok(())
+    }
+
+    // ---- commands
+
+    fn push(&mut self) -> Step {
+        let items = self.work.push();
+        self.push_items(&items, 0)?;
+        self.rest()
+    }
+
+    fn push_items(&mut self, items: &[Item], tries: u32) -> Step {
+        self.say(|| {
+            let show = |i: &Item| format!("{}/{} {:?}", i.queue, i.partition, i.transaction_id);
+            format!("push {:?}", items.iter().map(show).collect::<Vec<_>>())
+        });
+        let known: Vec<String> = self.model.queues.keys().cloned().collect();
+        let mut parts: Vec<(&str, &str, Vec<usize>)> = Vec::new();
+        for (at, item) in items.iter().enumerate() {
+            match parts.iter_mut().find(|(q, p, _)| *q == item.queue && *p == item.partition) {
+                Some((_, _, places)) => places.push(at),
+                None => parts.push((&item.queue, &item.partition, vec![at])),
+            }
+        }
+        let mut expected: BTreeMap<usize, Expected> = BTreeMap::new();
+        for (queue, partition, places) in &parts {
+            let ids: Vec<(usize, Option<&str>)> =
+                places.iter().map(|at| (*at, items[*at].transaction_id.as_deref())).collect();
+            let judged = self.model.push(self.now_us(), queue, partition, &ids);
+            expected.extend(places.iter().copied().zip(judged));
+        }
+        let borrowed: Vec<PushItem<'_>> = items.iter().map(Item::borrowed).collect();
+        let results = match self.command(Command::Push(&borrowed))? {
+            Reply::Push(results) => results,
+            Reply::Refused(refusal) if refusal.code == ErrorCode::Retry && tries < 3 => {
+                return Err(format!("a push is refused at rest: {}", refusal.text));
+            }
+            other => return Err(format!("a push is answered {other:?}")),
+        };
+        self.check_push(items, &expected, &results)?;
+        for (queue, partition, places) in &parts {
+            let new = places.iter().filter(|at| matches!(expected[at], Expected::Queued(_)));
+            let new: Vec<Message> =
+                new.map(|at| message_of(&items[*at], results[*at].id())).collect();
+            let empty = new.is_empty();
+            if !empty {
+                self.model.append(self.now_us(), queue, partition, new);
+            }
+        }
+        for (queue, ..) in parts {
+            if !known.iter().any(|name| *name == queue) {
+                self.appeared();
+            }
+        }
+        Ok(())
+    }
+
+    fn check_push(
+        &self,
+        items: &[Item],
+        expected: &BTreeMap<usize, Expected>,
+        results: &[PushResult],
+    ) -> Step {
+        if results.len() != items.len() {
+            return Err(format!("{} results for {} items", results.len(), items.len()));
+        }
+        for (at, result) in results.iter().enumerate() {
+            let right = match (&expected[&at], result) {
+                (Expected::Queued(wanted), PushResult::Queued { offset, .. }) => {
+                    *wanted == offset.0
+                }
+                (Expected::Duplicate(wanted, original), PushResult::Duplicate { id, offset }) => {
+                    let known = *original != MessageId::default();
+                    *wanted == offset.0 && (!known || original == id)
+                }
+                (Expected::DuplicateOf(first), PushResult::Duplicate { id, offset }) => {
+                    match &results[*first] {
+                        PushResult::Queued { id: i, offset: o }
+                        | PushResult::Duplicate { id: i, offset: o } => i == id && o == offset,
+                        PushResult::Error { .. } => false,
+                    }
+                }
+                _ => false,
+            };
+            if !right {
+                return Err(format!(
+                    "item {at} {:?}: {result:?}, not {:?}",
+                    items[at], expected[&at]
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// A queue was made: discovery pops that wait for its labels register there.
+    fn appeared(&mut self) {
+        let now_us = self.now_us();
+        for waiter in self.waiters.values().filter(|w| !w.excused) {
+            if matches!(waiter.request.target, PopTarget::Labels { .. }) {
+                self.model.register(now_us, &waiter.request);
+            }
+        }
+    }
+
+    fn pop(&mut self, waits: bool) -> Step {
+        let now_us = self.now_us();
+        let request = self.work.pop(now_us, waits);
+        self.say(|| format!("pop {request:?}"));
+        let queues = self.model.queues.len();
+        self.model.register(now_us, &request);
+        if self.model.queues.len() > queues {
+            self.appeared();
+        }
+        self.model.pin(now_us, &request, now_us);
+        let shard = self.shard();
+        let token = self.world.command(shard, Command::Pop(request.clone()))?;
+        let until_us = now_us + request.wait_ms.unwrap_or(0) as i64 * 1_000;
+        let waiter = Waiter { shard, request, since_us: now_us, until_us, excused: false };
+        if !waits {
+            self.world.settle()?;
+            let wanted = self.model.claimable_all(now_us, &waiter.request, now_us).len();
+            let at = self.world.replies.iter().position(|(t, _)| *t == token);
+            let (_, reply) = at
+                .and_then(|at| self.world.replies.remove(at))
+                .ok_or("a pop at rest without an answer")?;
+            self.check_thorough(&waiter, &reply, wanted)?;
+            self.say(|| summary(token, &reply));
+            self.popped(&waiter, reply)?;
+            self.give_back()?;
+        } else {
+            self.waiters.insert(token, waiter);
+        }
+        self.rest()
+    }
+
+    /// A pop that does not wait leaves nothing behind unless its budget is spent.
+    fn check_thorough(&self, waiter: &Waiter, reply: &Reply<HeapBuf>, wanted: usize) -> Step {
+        let Reply::Pop(pop) = reply else { return Ok(()) };
+        let request = &waiter.request;
+        let messages: u64 = pop.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum();
+        let spent = messages >= u64::from(request.batch.unwrap_or(100))
+            || pop.claims.len() >= request.partitions.unwrap_or(64) as usize;
+        if !spent && pop.claims.len() < wanted {
+            return Err(format!("{} claims, {wanted} claimable: {request:?}", pop.claims.len()));
+        }
+        Ok(())
+    }
+
+    fn ack(&mut self) -> Step {
+        let Some((group, items)) = self.work.ack() else { return Ok(()) };
+        self.say(|| format!("ack {group} {items:?}"));
+        let mut targets: Vec<((Option<u64>, String), Vec<usize>)> = Vec::new();
+        for (at, item) in items.iter().enumerate() {
+            let key = (item.partition_id.map(|p| p.0), item.lease_id.clone().into_owned());
+            match targets.iter_mut().find(|(k, _)| *k == key) {
+                Some((_, places)) => places.push(at),
+                None => targets.push((key, vec![at])),
+            }
+        }
+        let now_us = self.now_us();
+        let mut expected = vec![None; items.len()];
+        for ((_, lease), places) in targets {
+            let lease = (!lease.is_empty()).then(|| uuid::parse(&lease).map(LeaseId)).flatten();
+            let of_target: Vec<&AckItem<'_>> = places.iter().map(|at| &items[*at]).collect();
+            let judged = self.model.ack(now_us, &group, lease, &of_target);
+            for (at, judged) in places.into_iter().zip(judged) {
+                expected[at] = judged;
+            }
+        }
+        let shown = items.clone();
+        let request = AckRequest { group: group.into(), items };
+        let reply = self.command(Command::Ack(request))?;
+        let Reply::Ack(results) = reply else {
+            return Err(format!("an ack is answered {reply:?}"));
+        };
+        if results.len() != expected.len() {
+            return Err("an ack answers another number of items".into());
+        }
+        for (at, (result, expected)) in results.iter().zip(&expected).enumerate() {
+            let Some(expected) = expected else { continue };
+            let text = match (expected.error, result.error) {
+                (Some(wanted), Some(text)) => text.contains(wanted),
+                (a, b) => a.is_none() && b.is_none(),
+            };
+            let mut same = result.clone();
+            same.error = expected.error;
+            if !text || same != *expected {
+                return Err(format!("{:?}: {result:?}, not {expected:?}", shown[at]));
+            }
+        }
+        self.rest()
+    }
+
+    fn extend(&mut self) -> Step {
+        let Some(lease) = self.work.held.back().and_then(|held| held.lease) else { return Ok(()) };
+        let seconds = self.work.prng.below(20) as u32;
+        let expected = self.model.extend(self.now_us(), lease, seconds);
+        let lease_id = uuid::to_string(&lease.0);
+        let command = Command::ExtendLease { lease_id: &lease_id, seconds };
+        match self.command(command)? {
+            Reply::Extended(e) if (e.renewed, e.expires_at_us) == expected => self.rest(),
+            other => Err(format!("an extension is answered {other:?}, not {expected:?}")),
+        }
+    }
+
+    fn configure(&mut self) -> Step {
+        let (queue, patch) = (self.work.queue(), self.work.options());
+        self.say(|| format!("configure {queue} {patch:?}"));
+        let stored = self.model.queues.get(&queue).map(|q| q.options.clone());
+        let wanted: QueueOptions = patch.clone().apply(stored.as_ref());
+        match self.model.queues.get_mut(&queue) {
+            Some(q) => q.options = wanted.clone(),
+            None => {
+                self.model.queues.insert(queue.clone(), Queue::new(wanted.clone()));
+                self.appeared();
+            }
+        }
+        let request = ConfigureRequest { queue: queue.into(), options: patch };
+        match self.command(Command::Configure(request))? {
+            Reply::Configured { options, .. } if *options == wanted => self.rest(),
+            other => Err(format!("configure is answered {other:?}, not {wanted:?}")),
+        }
+    }
+
+    fn delete(&mut self) -> Step {
+        let queue = self.work.queue();
+        self.say(|| format!("delete {queue}"));
+        let was = self.model.queues.remove(&queue).is_some();
+        if was {
+            *self.model.deletions.entry(queue.clone()).or_default() += 1;
+        }
+        for waiter in self.waiters.values_mut() {
+            if let PopTarget::Queue(name) = &waiter.request.target {
+                waiter.excused |= was && *name == queue;
+            }
+        }
+        match self.command(Command::DeleteQueue { queue: &queue })? {
+            Reply::Deleted { existed } if existed == was => self.rest(),
+            other => Err(format!("a deletion is answered {other:?}, existed {was}")),
+        }
+    }
+
+    fn list_queues(&mut self) -> Step {
+        let Reply::Queues(rows) = self.command(Command::Read(ReadRequest::Queues))? else {
+            return Err("a listing of queues is something else".into());
+        };
+        let mut shown = BTreeMap::new();
+        for row in rows {
+            let counts = (row.partitions, row.counts.total, row.counts.dead_lettered);
+            shown.insert(row.name, (row.options, counts));
+        }
+        let stored = self.model.queues.iter().map(|(name, q)| {
+            let total = q.partitions.values().map(|p| p.messages.len() as u64).sum::<u64>();
+            let counts = (q.partitions.len() as u64, total, q.dead.len() as u64);
+            (name.clone(), (q.options.clone(), counts))
+        });
+        let stored: BTreeMap<_, _> = stored.collect();
+        if shown != stored {
+            return Err(format!("queues are listed as {shown:?}, not {stored:?}"));
+        }
+        Ok(())
+    }
+
+    fn list_dead_letters(&mut self) -> Step {
+        let queue = self.work.queue();
+        let query =
+            DeadLetterQuery { queue: Some(queue.clone()), limit: 1_000, ..Default::default() };
+        let reply = self.command(Command::Read(ReadRequest::DeadLetters(query)))?;
+        let Reply::DeadLetters { rows, total } = reply else {
+            return Err(format!("a listing of dead letters is {reply:?}"));
+        };
+        let wanted = self.model.queues.get(&queue).map(|q| q.dead.clone()).unwrap_or_default();
+        if rows.len() != wanted.len() || total != wanted.len() as u64 {
+            return Err(format!("{} dead letters, not {}", rows.len(), wanted.len()));
+        }
+        if rows.windows(2).any(|pair| pair[0].failed_at_us < pair[1].failed_at_us) {
+            return Err("dead letters are not listed newest first".into());
+        }
+        for dead in wanted {
+            let stored = &self.model.queues[&queue].partitions[&dead.partition];
+            let message = &stored.messages[dead.offset as usize];
+            let found = rows.iter().filter(|row| {
+                let bytes = row.frame.contiguous();
+                let frame = frame::split_frame(&bytes);
+                (row.partition.as_str(), row.group.as_str(), row.offset.0)
+                    == (dead.partition.as_str(), dead.group.as_str(), dead.offset)
+                    && (row.error.as_str(), row.retry_count, row.failed_at_us)
+                        == (dead.error.as_str(), dead.retry_count, dead.failed_us)
+                    && row.created_at_us == message.created_us
+                    && frame
+                        .is_some_and(|(f, rest)| f.payload == message.payload && rest.is_empty())
+            });
+            if found.count() != 1 {
+                return Err(format!("dead letter {dead:?} is not listed once"));
+            }
+        }
+        Ok(())
+    }
+
+    // ---- time and death
+
+    fn wait(&mut self) -> Step {
+        let us = match self.work.prng.below(6) {
+            0..=2 => 1_000 + self.work.prng.below(400_000),
+            3..=4 => 500_000 + self.work.prng.below(3_000_000),
+            _ => 5_000_000 + self.work.prng.below(30_000_000),
+        };
+        self.world.advance(us);
+        self.world.tick()?;
+        self.rest()
+    }
+
+    fn cancel(&mut self) -> Step {
+        let tokens: VecDeque<u64> = self.waiters.keys().copied().collect();
+        if tokens.is_empty() {
+            return Ok(());
+        }
+        let token = tokens[self.work.prng.below(tokens.len() as u64) as usize];
+        let Some(waiter) = self.waiters.get_mut(&token) else { return Ok(()) };
+        waiter.excused = true;
+        let shard = waiter.shard;
+        self.say(|| format!("cancel {token}"));
+        self.world.cancel(shard, token)?;
+        self.rest()?;
+        match self.waiters.contains_key(&token) {
+            true => Err("a cancelled pop is not answered".into()),
+            false => Ok(()),
+        }
+    }
+
+    fn crash(&mut self) -> Step {
+        let kind = if self.work.prng.chance(75) { Crash::Power } else { Crash::Kill };
+        self.say(|| format!("crash {kind:?}"));
+        self.waiters.clear();
+        self.world.crash(kind);
+        self.boot(true)
+    }
+
+    fn boot(&mut self, interrupts: bool) -> Step {
+        let before = self.now_us();
+        self.world.boot(interrupts)?;
+        self.say(|| format!("up again after {} us", self.world.now.wall_us - before));
+        self.rest()
+    }
+
+    fn restart(&mut self) -> Step {
+        self.say(|| "stop".into());
+        for waiter in self.waiters.values_mut() {
+            waiter.excused = true;
+        }
+        self.world.stop()?;
+        for (token, reply) in self.world.replies.drain(..).collect::<Vec<_>>() {
+            let waiter = self.waiters.remove(&token).ok_or("an answer nobody waits for")?;
+            let empty = matches!(&reply, Reply::Pop(pop) if pop.claims.is_empty());
+            if !empty {
+                return Err(format!("draining answers {:?} with messages", waiter.request));
+            }
+        }
+        if !self.waiters.is_empty() {
+            return Err("draining leaves a pop unanswered".into());
+        }
+        self.world.crash(Crash::Kill);
+        let reports = self.world.boot(false)?;
+        match reports.iter().all(|r| r.clean && r.notices.is_empty()) {
+            true => Ok(()),
+            false => Err(format!("a clean stop leaves {reports:?}")),
+        }
+    }
+
+    /// A last crash, then everything is read by a group that never read before.
+    fn finish(&mut self) -> Step {
+        self.crash()?;
+        self.list_queues()?;
+        let names: Vec<String> = self.model.queues.keys().cloned().collect();
+        for queue in &names {
+            let q = self.model.queues.get_mut(queue).ok_or("listed")?;
+            let held = q.options.delayed_processing_seconds + q.options.window_buffer_seconds;
+            self.world.advance((held + 1) * 1_000_000);
+            self.world.tick()?;
+            self.drain_queue(queue)?;
+        }
+        Ok(())
+    }
+
+    fn drain_queue(&mut self, queue: &str) -> Step {
+        let total: usize =
+            self.model.queues[queue].partitions.values().map(|p| p.messages.len()).sum();
+        let mut seen = 0;
+        loop {
+            let now_us = self.now_us();
+            let request = PopRequest {
+                target: PopTarget::Queue(queue.to_owned().into()),
+                group: "the last reader".into(),
+                batch: Some(50),
+                partitions: None,
+                auto_ack: true,
+                wait_ms: None,
+                lease_seconds: None,
+                subscription: Subscription::All,
+                autopilot: false,
+            };
+            self.model.register(now_us, &request);
+            let reply = self.command(Command::Pop(request.clone()))?;
+            let Reply::Pop(pop) = reply else { return Err(format!("{reply:?}")) };
+            if pop.claims.is_empty() {
+                break;
+            }
+            let waiter =
+                Waiter { shard: 0, request, since_us: now_us, until_us: now_us, excused: true };
+            self.claimed(&waiter, &pop)?;
+            seen += pop.claims.iter().map(|c| (c.end.0 + 1 - c.start.0) as usize).sum::<usize>();
+        }
+        if seen != total {
+            return Err(format!("{queue}: {seen} of {total} messages are there"));
+        }
+        Ok(())
+    }
+}
+
+fn taken(claim: &Claim<HeapBuf>) -> Taken {
+    Taken {
+        queue: claim.queue.clone(),
+        partition: claim.partition.clone(),
+        start: claim.start.0,
+        end: claim.end.0,
+        attempt: claim.attempt,
+    }
+}
+
+fn message_of(item: &Item, id: MessageId) -> Message {
+    let minted = || uuid::to_string(&id.0);
+    Message {
+        id,
+        transaction_id: item.transaction_id.clone().unwrap_or_else(minted),
+        payload: item.payload.clone(),
+        created_us: 0,
+        base: 0,
+    }
+}
+
+#[test]
+fn broker_is_exact() {
+    for_seeds("broker_is_exact", 200, run);
+}
+
+#[test]
+fn exact_same_seed_same_trace() {
+    for seed in 0..3 {
+        assert_eq!(run(seed), run(seed));
+    }
+    assert_ne!(run(1), run(2));
+}
+
+#[test]
+fn dump() {
+    let seed: u64 = std::env::var("SEED").unwrap().parse().unwrap();
+    let mut root = Prng::new(seed.wrapping_mul(0x9E37_79B9) ^ 0xE8AC);
+    let mut prng = root.fork(1);
+    let shape = Shape::pick(&mut prng);
+    let world = World::new(shape, root.fork(2), root.fork(3));
+    let mut exact = Exact {
+        world,
+        model: Model::default(),
+        work: Workload::new(prng),
+        waiters: BTreeMap::new(),
+        lost: Vec::new(),
+        talk: true,
+    };
+    exact.world.boot(false).unwrap();
+    let steps = 40 + exact.work.prng.below(160);
+    for _ in 0..steps {
+        if let Err(e) = exact.step() {
+            eprintln!("{e}");
+            break;
+        }
+        if let Ok(w) = std::env::var("WATCH") {
+            let w: Vec<&str> = w.split('/').collect();
+            eprintln!(
+                "    WATCH {:?}",
+                exact
+                    .model
+                    .queues
+                    .get(w[0])
+                    .and_then(|q| q.groups.get(w[2]))
+                    .and_then(|g| g.cursors.get(w[1]))
+            );
+        }
+    }
+    for s in 0..shape.shards as usize {
+        eprintln!("shard {s} files {:?}", exact.world.disks[s].files());
+        exact
+            .world
+            .durable_records(s, &mut |r: lanemq::log::Record<'_>| {
+                let t: String = r
+                    .body
+                    .iter()
+                    .take(60)
+                    .map(|b| if b.is_ascii_graphic() { *b as char } else { '.' })
+                    .collect();
+                eprintln!(
+                    "  {:?} kind {} key {} len {} {t}",
+                    (r.at.segment().0, r.at.byte()),
+                    r.kind,
+                    r.key,
+                    r.body.len()
+                );
+            })
+            .unwrap();
+    }
+}
