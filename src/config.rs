@@ -12,6 +12,7 @@ use std::str::FromStr;
 use clap::{Parser, ValueEnum};
 
 use crate::base::limits;
+use crate::server::settings::{Settings, parse_cpus};
 
 /// A single-node message broker: one ordered partition per entity, durable before the answer.
 #[derive(Clone, Debug, Parser)]
@@ -162,38 +163,30 @@ fn body_bytes(text: &str) -> Result<ByteSize, String> {
     bounded(text, 1 << 10, limits::BODY_BYTES_MAX as u64, 1)
 }
 
-/// Cores by number, ascending, each once: `0-3,6`.
+/// Cores by number: `0-3,6`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CpuList(pub Vec<usize>);
-
-/// No machine has more; a range beyond it is a slip of the pen.
-const CPU_MAX: usize = 8_191;
 
 impl FromStr for CpuList {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let number = |part: &str| -> Result<usize, String> {
-            let cpu: usize =
-                part.trim().parse().map_err(|e| format!("{part:?} is no number of a core: {e}"))?;
-            if cpu > CPU_MAX { Err(format!("core {cpu} is beyond {CPU_MAX}")) } else { Ok(cpu) }
-        };
-        let mut cpus = Vec::new();
-        for part in text.split(',') {
-            match part.split_once('-') {
-                None => cpus.push(number(part)?),
-                Some((from, to)) => {
-                    let (from, to) = (number(from)?, number(to)?);
-                    if from > to {
-                        return Err(format!("the range {part:?} runs backwards"));
-                    }
-                    cpus.extend(from..=to);
-                }
-            }
+        parse_cpus(text).map(Self)
+    }
+}
+
+impl From<&Config> for Settings {
+    fn from(config: &Config) -> Self {
+        Self {
+            listen: config.listen,
+            data_dir: config.data_dir.clone(),
+            shards: config.shards,
+            cpus: config.cpus.as_ref().map(|list| list.0.clone()),
+            segment_bytes: config.segment_bytes.0,
+            memory_limit: config.memory_limit.map(|size| size.0),
+            max_connections: config.max_connections,
+            max_body_bytes: usize::try_from(config.max_body_bytes.0).unwrap_or(usize::MAX),
         }
-        cpus.sort_unstable();
-        cpus.dedup();
-        Ok(Self(cpus))
     }
 }
 
@@ -203,16 +196,6 @@ mod tests {
 
     fn parse(args: &[&str]) -> Result<Config, clap::Error> {
         Config::try_parse_from(std::iter::once("lanemq").chain(args.iter().copied()))
-    }
-
-    #[test]
-    fn cpu_lists_are_ranges_and_numbers() {
-        let cpus = |text: &str| text.parse::<CpuList>().map(|list| list.0);
-        assert_eq!(cpus("0-3,6"), Ok(vec![0, 1, 2, 3, 6]));
-        assert_eq!(cpus("6, 1-2,2"), Ok(vec![1, 2, 6]));
-        for bad in ["", "a", "3-1", "1-", "-1", "1,,2", "9000", "0-99999999999"] {
-            assert!(cpus(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]

@@ -4,6 +4,7 @@
 //! died), 2 when the broker did not start; the reason is one line on stderr.
 
 use std::io::IsTerminal;
+use std::net::SocketAddr;
 use std::process::ExitCode;
 
 use tracing_subscriber::EnvFilter;
@@ -11,6 +12,7 @@ use tracing_subscriber::EnvFilter;
 use lanemq::config::{Config, LogFormat};
 use lanemq::server::host::{EXIT_REFUSED, StartRefused};
 use lanemq::server::serve::{self, Failure};
+use lanemq::server::settings::Settings;
 use lanemq::server::sys::StopSignals;
 
 #[global_allocator]
@@ -23,7 +25,7 @@ fn main() -> ExitCode {
     let served = start_logging(&config)
         .and_then(|()| signals.map_err(no_signals))
         .map_err(Failure::Refused)
-        .and_then(|signals| serve::run(&config, signals));
+        .and_then(|signals| serve::run(&Settings::from(&config), signals, announce));
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Refused(refused)) => {
@@ -37,6 +39,15 @@ fn main() -> ExitCode {
             std::process::exit(1);
         }
     }
+}
+
+/// Where it listens, with something to try.
+fn announce(address: SocketAddr) {
+    let host = address.to_string().replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]");
+    let body = r#"{"items":[{"queue":"orders","partition":"customer-1","payload":{"n":1}}]}"#;
+    println!("lanemq listens on http://{address}");
+    println!("push:  curl -s http://{host}/api/v1/push -d '{body}'");
+    println!("pop:   curl -s 'http://{host}/api/v1/pop/queue/orders?autoAck=true'");
 }
 
 fn no_signals(error: std::io::Error) -> StartRefused {

@@ -1,6 +1,8 @@
 //! Start-up checks of the real binary: each lack of the host is one line that says what is
 //! wrong and what mends it, with exit code 2.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+
 use std::fs;
 use std::io;
 use std::net::TcpListener;

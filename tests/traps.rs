@@ -11,6 +11,8 @@
 //! Each attempt is a process of its own, this binary again with a role in its environment:
 //! what the traps spoil is the thread or the process.
 
+#![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+
 use std::cell::Cell;
 use std::fs;
 use std::future::{Future, poll_fn};
@@ -120,7 +122,7 @@ fn storm(guarded: bool) -> i32 {
                 let begun = Instant::now();
                 while begun.elapsed() < Duration::from_millis(400) {
                     turns.set(turns.get() + 1);
-                    if n == 0 && turns.get() % 512 == 0 {
+                    if n == 0 && turns.get().is_multiple_of(512) {
                         glommio::timer::sleep(Duration::from_micros(200)).await;
                     }
                     glommio::executor().yield_task_queue_now().await;

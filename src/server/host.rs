@@ -5,8 +5,8 @@ use std::fmt;
 use std::io;
 use std::net::{SocketAddr, TcpListener};
 
+use super::settings::{Settings, parse_cpus};
 use super::sys::{self, Limit};
-use crate::config::{Config, CpuList};
 
 /// Exit code of a start that was refused.
 pub const EXIT_REFUSED: u8 = 2;
@@ -161,7 +161,7 @@ struct Means {
 }
 
 /// Raises the limits as far as they go and plans with what is there.
-pub fn plan(config: &Config, shards: usize) -> Result<Plan, StartRefused> {
+pub fn plan(settings: &Settings, shards: usize) -> Result<Plan, StartRefused> {
     let read = |limit| {
         sys::raise_limit(limit).map_err(|error| {
             StartRefused::new(format!("a resource limit cannot be read ({error})"), "ulimit -a")
@@ -174,17 +174,17 @@ pub fn plan(config: &Config, shards: usize) -> Result<Plan, StartRefused> {
         return Err(memlock_too_low(memlock));
     }
     plan_with(&Means {
-        cpus: cpus(config)?,
+        cpus: cpus(settings)?,
         shards,
         memlock: (!may_lock_memory()).then_some(memlock),
         files,
-        connections: config.max_connections,
+        connections: settings.max_connections,
     })
 }
 
 /// The cores to use, before other limits.
-pub fn cpus(config: &Config) -> Result<Vec<usize>, StartRefused> {
-    choose_cpus(config.cpus.as_ref(), &allowed_cpus())
+pub fn cpus(settings: &Settings) -> Result<Vec<usize>, StartRefused> {
+    choose_cpus(settings.cpus.as_deref(), &allowed_cpus())
 }
 
 fn plan_with(means: &Means) -> Result<Plan, StartRefused> {
@@ -257,10 +257,10 @@ fn connections(
     Ok(asked.min(by_files).min(by_rings))
 }
 
-fn choose_cpus(asked: Option<&CpuList>, allowed: &[usize]) -> Result<Vec<usize>, StartRefused> {
+fn choose_cpus(asked: Option<&[usize]>, allowed: &[usize]) -> Result<Vec<usize>, StartRefused> {
     let Some(asked) = asked else { return Ok(allowed.to_vec()) };
-    match asked.0.iter().find(|cpu| !allowed.contains(cpu)) {
-        None => Ok(asked.0.clone()),
+    match asked.iter().find(|cpu| !allowed.contains(cpu)) {
+        None => Ok(asked.to_vec()),
         Some(cpu) => Err(StartRefused::new(
             format!("core {cpu} of --cpus is not one this process may run on"),
             format!("--cpus {}", as_list(allowed)),
@@ -275,8 +275,8 @@ fn as_list(cpus: &[usize]) -> String {
 /// Cores of this process's affinity mask.
 pub fn allowed_cpus() -> Vec<usize> {
     let listed = status_field("Cpus_allowed_list")
-        .and_then(|text| text.parse::<CpuList>().ok())
-        .map_or_else(Vec::new, |list| list.0);
+        .and_then(|text| parse_cpus(&text).ok())
+        .unwrap_or_default();
     if listed.is_empty() { vec![0] } else { listed }
 }
 
@@ -415,10 +415,9 @@ mod tests {
 
     #[test]
     fn a_core_that_is_not_there_is_refused() {
-        let list = |text: &str| text.parse::<CpuList>().unwrap();
-        assert_eq!(choose_cpus(Some(&list("1")), &[0, 1]), Ok(vec![1]));
+        assert_eq!(choose_cpus(Some(&[1]), &[0, 1]), Ok(vec![1]));
         assert_eq!(choose_cpus(None, &[0, 1]), Ok(vec![0, 1]));
-        let refused = choose_cpus(Some(&list("0-2")), &[0, 1]).unwrap_err();
+        let refused = choose_cpus(Some(&[0, 1, 2]), &[0, 1]).unwrap_err();
         assert_eq!(refused.mend, "--cpus 0,1");
         assert!(!allowed_cpus().is_empty());
         assert!(machine_memory() > 1 << 20);

@@ -13,6 +13,8 @@ use std::task::{Poll, Waker};
 use crate::base::ids::ShardId;
 use crate::model::peer::PeerMsg;
 
+/// As large as the largest peer's message, which is also the most frequent kind.
+#[expect(clippy::large_enum_variant, reason = "boxing would cost an allocation for each message")]
 #[derive(Debug)]
 pub enum Message {
     /// For a shard of the receiving executor.

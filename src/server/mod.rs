@@ -22,6 +22,7 @@ pub mod process;
 pub mod replies;
 pub mod route;
 pub mod serve;
+pub mod settings;
 pub mod shard;
 pub mod sys;
 pub mod unpark;

@@ -45,7 +45,7 @@ pub fn find<'a>(method: Method, path: &'a [Cow<'a, str>]) -> Route<'a> {
         return unbuilt(method, path);
     }
     names.iter_mut().zip(path).for_each(|(name, segment)| *name = segment);
-    let route = match (method, &names[..path.len()]) {
+    match (method, &names[..path.len()]) {
         (Post, ["api", "v1", "push"]) => Route::Push,
         (Get, ["api", "v1", "pop", "queue", queue]) => {
             Route::Pop(PopTarget::Queue((*queue).into()))
@@ -71,9 +71,8 @@ pub fn find<'a>(method: Method, path: &'a [Cow<'a, str>]) -> Route<'a> {
         (Get | Head, ["metrics"]) => Route::Metrics,
         (Get | Head, ["metrics", "prometheus"]) => Route::MetricsPrometheus,
         (Get | Head, []) => Route::Front,
-        _ => return unbuilt(method, path),
-    };
-    route
+        _ => unbuilt(method, path),
+    }
 }
 
 fn unbuilt<'a>(method: Method, path: &[Cow<'_, str>]) -> Route<'a> {

@@ -6,7 +6,7 @@
 //!   exit 0 ◀─ executors end ◀─ shards write their marker ◀─ requests finish ◀─┘
 //! ```
 
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::process::exit;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -15,17 +15,17 @@ use std::time::Duration;
 use super::clock::Clock;
 use super::control::{Control, Progress};
 use super::directory::{self, Directory};
-use super::executor::{self, Settings};
+use super::executor;
 use super::host::{self, Plan, StartRefused};
 use super::listen::Acceptor;
 use super::mesh::{Mesh, Message};
 use super::node::{self, Part};
+use super::settings::Settings;
 use super::shard::Surroundings;
 use super::sys::StopSignals;
 use super::unpark::{self, Slot};
 use crate::base::ids::ShardId;
 use crate::broker::shard::ShardConfig;
-use crate::config::Config;
 use crate::http::Limits;
 
 /// How often the main thread looks whether an executor has died.
@@ -55,22 +55,27 @@ impl From<StartRefused> for Failure {
     }
 }
 
-/// Serves until a signal. `Ok` after a clean drain.
-pub fn run(config: &Config, signals: StopSignals) -> Result<(), Failure> {
+/// Serves until a signal. `Ok` after a clean drain. `announce` is told the address once the
+/// port is open.
+pub fn run(
+    settings: &Settings,
+    signals: StopSignals,
+    announce: impl FnOnce(SocketAddr),
+) -> Result<(), Failure> {
     host::check_kernel()?;
-    let socket = host::bind(config.listen)?;
-    let fresh = u16::try_from(host::cpus(config)?.len()).unwrap_or(u16::MAX);
-    let directory = Directory::open(&config.data_dir, config.shards, fresh)?;
-    let plan = host::plan(config, usize::from(directory.shards))?;
-    tracing::info!(?config, ?plan, shards = directory.shards, "starting");
+    let socket = host::bind(settings.listen)?;
+    let fresh = u16::try_from(host::cpus(settings)?.len()).unwrap_or(u16::MAX);
+    let directory = Directory::open(&settings.data_dir, settings.shards, fresh)?;
+    let plan = host::plan(settings, usize::from(directory.shards))?;
+    tracing::info!(?settings, ?plan, shards = directory.shards, "starting");
 
     let control = Arc::new(Control::new(plan.cpus.len()));
     watch_signals(signals, control.clone());
-    let mut broker = Broker::start(config, &plan, &directory, control)?;
+    let mut broker = Broker::start(settings, &plan, &directory, control)?;
     broker.recover()?;
-    let address = host::open_port(&socket, config.listen)?;
+    let address = host::open_port(&socket, settings.listen)?;
     let acceptor = broker.accept(socket, plan.connections_each())?;
-    announce(&address.to_string());
+    announce(address);
     let ended = broker.until_end();
     match ended {
         Some(fault) => {
@@ -104,16 +109,6 @@ fn watch_signals(signals: StopSignals, control: Arc<Control>) {
     }
 }
 
-fn announce(address: &str) {
-    let host = address.replace("0.0.0.0", "127.0.0.1").replace("[::]", "[::1]");
-    println!(
-        "lanemq listens on http://{address}\n\
-         push:  curl -s http://{host}/api/v1/push -d \
-         '{{\"items\":[{{\"queue\":\"orders\",\"partition\":\"customer-1\",\"payload\":{{\"n\":1}}}}]}}'\n\
-         pop:   curl -s 'http://{host}/api/v1/pop/queue/orders?autoAck=true'"
-    );
-}
-
 struct Broker {
     mesh: Mesh,
     control: Arc<Control>,
@@ -123,7 +118,7 @@ struct Broker {
 impl Broker {
     /// Starts the watchdog and the executors, which begin to recover their shards.
     fn start(
-        config: &Config,
+        settings: &Settings,
         plan: &Plan,
         directory: &Directory,
         control: Arc<Control>,
@@ -142,16 +137,13 @@ impl Broker {
             let part = Part {
                 index,
                 probe: directory.probe(),
-                shards: shards_of(index, count, config, directory)?,
+                shards: shards_of(index, count, settings, directory)?,
                 around: around.clone(),
-                limits: Limits {
-                    body_bytes: usize::try_from(config.max_body_bytes.0).unwrap_or(usize::MAX),
-                    ..Limits::default()
-                },
+                limits: Limits { body_bytes: settings.max_body_bytes, ..Limits::default() },
             };
-            let settings = Settings::new(*cpu, plan.ring_depth, plan.io_memory);
+            let ring = executor::Settings::new(*cpu, plan.ring_depth, plan.io_memory);
             let name = format!("executor-{index}");
-            let executor = executor::spawn(name, settings, Some(slot), move || node::run(part));
+            let executor = executor::spawn(name, ring, Some(slot), move || node::run(part));
             executors.push(executor.map_err(no_thread)?);
         }
         Ok(Self { mesh, control, executors })
@@ -266,10 +258,10 @@ impl Broker {
 fn shards_of(
     index: usize,
     executors: usize,
-    config: &Config,
+    settings: &Settings,
     directory: &Directory,
 ) -> Result<Vec<(ShardConfig, std::path::PathBuf)>, Failure> {
-    let memory = config.memory_limit.map_or_else(|| host::machine_memory() / 2, |size| size.0);
+    let memory = settings.memory_limit.unwrap_or_else(|| host::machine_memory() / 2);
     let each = memory / u64::from(directory.shards);
     let tail = (each / 8).clamp(TAIL_BYTES_MIN, TAIL_BYTES_MAX);
     let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
@@ -287,7 +279,7 @@ fn shards_of(
                 shard,
                 shards: directory.shards,
                 directory: directory.identity,
-                segment_bytes: config.segment_bytes.0,
+                segment_bytes: settings.segment_bytes,
                 memory_bytes: bytes(each.saturating_sub(tail).max(TAIL_BYTES_MIN)),
                 tail_bytes: bytes(tail),
                 entropy: u64::from_le_bytes(entropy),

@@ -305,7 +305,6 @@ fn guarded<T>(shard: ShardId, step: &str, run: impl FnOnce() -> T) -> T {
         Err(_) => {
             // The panic's own text was printed by the hook.
             tracing::error!(shard = shard.0, step, "panic inside the core: aborting");
-            eprintln!("lanemq: shard {} panicked in {step}; the process aborts", shard.0);
             std::process::abort();
         }
     }
