@@ -177,6 +177,9 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         let Some(take) = self.take(now, key, cursor.next, job.spec.batch) else {
+            // A window closed again over a partition that stands in the list: out of it, so
+            // that the end of the hold is waited for and wakes a pinned pop too.
+            self.unlist(key);
             return self.make_ready(now, key, End::Back, fx);
         };
         let (leased, attempt) = self.leased(now, key, cursor, &take, &job.spec);
