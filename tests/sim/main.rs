@@ -3,8 +3,10 @@
 //! `SEED=<n>` replays one seed, `SIM_SEEDS=<n>` sets how many a world runs. A failure prints
 //! the command that replays it.
 
+mod chaos;
 mod disk;
 mod exact;
+mod ledger;
 mod log_damage;
 mod log_world;
 mod model;
