@@ -6,7 +6,7 @@
 //! broker minted, whose own time says which batches to look at). Tables that are not in memory
 //! are read first; the request then runs on the state it finds.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End};
@@ -434,8 +434,10 @@ impl<B: IoBuf> Shard<B> {
     ) -> Vec<Place> {
         let fingerprints = self.log.fingerprint_key();
         let mut places: Vec<Place> = Vec::with_capacity(items.len());
-        // Acks mostly come in offset order: each search starts where the last one ended.
-        let mut hint = 0;
+        let settled = cursor.lease.as_ref().map_or(0, |lease| {
+            (cursor.next.0.saturating_sub(lease.record.first.0) as usize).min(lease.ids.len())
+        });
+        let mut search = LeasedIds { settled, next: settled, in_step: true, first: None };
         for (at, item) in items.iter().enumerate() {
             let taken = |o: Offset, places: &[Place]| {
                 items[..at]
@@ -449,14 +451,9 @@ impl<B: IoBuf> Shard<B> {
                 let wanted = records::table_fingerprint(
                     fingerprints.fingerprint(item.transaction_id.as_bytes()),
                 );
-                let settled = cursor.next.0.saturating_sub(lease.record.first.0) as usize;
-                if let Some(index) = find_from(&lease.ids, wanted, settled, hint) {
-                    hint = index + 1;
-                    places.push(Place::At(Offset(lease.record.first.0 + index as u64)));
-                    continue;
-                }
-                if lease.ids.iter().take(settled).any(|id| *id == wanted) {
-                    places.push(Place::Below);
+                if let Some(index) = search.find(&lease.ids, wanted) {
+                    let offset = Offset(lease.record.first.0 + index as u64);
+                    places.push(if index < settled { Place::Below } else { Place::At(offset) });
                     continue;
                 }
             }
@@ -532,12 +529,38 @@ fn minted_at_us(id: [u8; 16]) -> i64 {
     i64::from_be_bytes(millis).saturating_mul(1_000)
 }
 
-/// First index of `wanted` at or after `hint`, else before it, but never before `from`.
-fn find_from(ids: &[u64], wanted: u64, from: usize, hint: usize) -> Option<usize> {
-    let ids = ids.get(from..)?;
-    let hint = hint.saturating_sub(from).min(ids.len());
-    let after = ids[hint..].iter().position(|f| *f == wanted).map(|i| i + hint);
-    after.or_else(|| ids[..hint].iter().position(|f| *f == wanted)).map(|i| i + from)
+/// Looks ids of one request up in a lease's list. An id may stand there twice (its queue has no
+/// dedup window); the lowest message that is not settled is meant.
+struct LeasedIds {
+    /// Messages of the lease already settled.
+    settled: usize,
+    /// Where an ack of the whole batch in its order stands.
+    next: usize,
+    /// So far the items named one message after the other: an id seen before would be an
+    /// earlier item's, so the next message is the lowest that can be meant.
+    in_step: bool,
+    /// Lowest place of each id, made when the items are not in step.
+    first: Option<HashMap<u64, usize, ahash::RandomState>>,
+}
+
+impl LeasedIds {
+    fn find(&mut self, ids: &[u64], wanted: u64) -> Option<usize> {
+        if self.in_step && ids.get(self.next) == Some(&wanted) {
+            self.next += 1;
+            return Some(self.next - 1);
+        }
+        self.in_step = false;
+        let settled = self.settled;
+        let first = self.first.get_or_insert_with(|| {
+            let hasher = ahash::RandomState::with_seeds(25, 26, 27, 28);
+            let mut first = HashMap::with_capacity_and_hasher(ids.len(), hasher);
+            for at in (settled..ids.len()).chain(0..settled) {
+                first.entry(ids[at]).or_insert(at);
+            }
+            first
+        });
+        first.get(&wanted).copied()
+    }
 }
 
 /// What one item is told.

@@ -174,6 +174,11 @@ impl<B: IoBuf> Shard<B> {
             return 0;
         }
         let Some(take) = self.take(now, key, cursor.next, batch) else {
+            // A window closed again over a partition that stands in the list: out of it, so
+            // that the end of the hold is waited for and wakes a pinned pop too.
+            if let Some(group) = self.state.group_mut(key) {
+                group.unlist(key.slot);
+            }
             self.make_ready(now, key, End::Back, fx);
             return 0;
         };

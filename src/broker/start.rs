@@ -19,7 +19,7 @@ use crate::base::ids::ShardId;
 use crate::base::prng::Prng;
 use crate::base::time::Now;
 use crate::log::storage::Storage;
-use crate::log::{Log, LogConfig, Record};
+use crate::log::{Log, LogConfig, Marks, Record};
 use crate::model::error::Refusal;
 use crate::model::peer::{CatalogChange, GroupImage, PeerMsg, QueueImage};
 
@@ -56,7 +56,7 @@ impl<B: IoBuf> Shard<B> {
         };
         let mut state = State::new(config.shard);
         let mut malformed = None;
-        let (log, recovery) = Log::open(storage, log_config, &mut |record: Record<'_>| {
+        let (mut log, recovery) = Log::open(storage, log_config, &mut |record: Record<'_>| {
             if malformed.is_none() && state.replay(&record, now).is_err() {
                 malformed = Some((record.kind, record.at));
             }
@@ -71,6 +71,8 @@ impl<B: IoBuf> Shard<B> {
             )));
         }
         state.parts.raise_next_counter(recovery.marks.partition_counter);
+        // The records it was raised from may go before another partition is made.
+        log.set_marks(Marks { partition_counter: state.parts.next_counter(), ..Marks::default() });
         let mut shard = Self::assemble(config, log, state);
         shard.state.deadlines.insert(now.after_ms(super::retention::STEP_MS), Event::Housekeeping);
         shard.revive_timers();

@@ -197,6 +197,7 @@ impl FaultDisk {
             queue: Vec::new(),
             faults: Faults::default(),
             left: None,
+            landing: self.landing.clone(),
             ..*self
         }
     }

@@ -588,6 +588,7 @@ impl Exact {
             _ => 5_000_000 + self.work.prng.below(30_000_000),
         };
         self.world.advance(us);
+        self.say(|| format!("waited {us}"));
         self.world.tick()?;
         self.rest()
     }

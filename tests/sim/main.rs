@@ -5,8 +5,10 @@
 
 #![allow(clippy::unwrap_used, reason = "a simulation that cannot go on has failed")]
 
+mod chaos;
 mod disk;
 mod exact;
+mod ledger;
 mod log_damage;
 mod log_world;
 mod model;

@@ -123,6 +123,12 @@ impl Workload {
         items
     }
 
+    /// The same item sent again: another payload, so that it shows which of them was stored.
+    pub fn renewed(&mut self, item: Item) -> Item {
+        let (_, payload) = self.payload();
+        Item { payload, ..item }
+    }
+
     fn item(&mut self, queue: &str, partition: &str) -> Item {
         let (number, payload) = self.payload();
         let mut item = Item {
