@@ -239,11 +239,13 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn change_durable(&mut self, now: Now, id: u64, fx: &mut Effects<B>) {
         let Some(change) = self.owner.changes.get(&id) else { return };
         let message = change.change.clone();
-        if change.missing == 0 {
-            return self.change_complete(now, id, fx);
-        }
+        let alone = change.missing == 0;
         for peer in self.others() {
             fx.send(peer, PeerMsg::Replicate { change_id: id, change: message.clone() });
+        }
+        self.rearm_lines(now, queue_of(&message), fx);
+        if alone {
+            self.change_complete(now, id, fx);
         }
     }
 
