@@ -26,7 +26,7 @@ enum Sent {
     Pop { shard: usize, sent: Box<PopSent>, cancelled: bool },
     Ack { group: String, items: Vec<AckItem<'static>> },
     Extend { lease: LeaseId, seconds: u32, at_us: i64 },
-    Delete { partitions: Vec<PartitionId> },
+    Delete { queue: String, partitions: Vec<PartitionId> },
     Other,
 }
 
@@ -70,7 +70,7 @@ fn run(seed: u64) -> Result<u64, String> {
         world: World::new(shape, root.fork(2), root.fork(3)),
         flavor,
         work: Workload::new(prng),
-        ledger: Ledger::default(),
+        ledger: Ledger::new(flavor.faults),
         open: BTreeMap::new(),
         again: Vec::new(),
         step: 0,
@@ -246,7 +246,7 @@ impl Chaos {
         self.say(|| format!("delete {queue}"));
         let shard = self.shard();
         let token = self.world.command(shard, Command::DeleteQueue { queue: &queue })?;
-        self.open.insert(token, Sent::Delete { partitions });
+        self.open.insert(token, Sent::Delete { queue, partitions });
         Ok(())
     }
 
@@ -331,11 +331,13 @@ impl Chaos {
                 self.ledger.extended(lease, until_us, extended.renewed as usize);
                 Ok(())
             }
-            (Sent::Delete { partitions }, Reply::Deleted { .. }) => {
+            (Sent::Delete { queue, partitions }, Reply::Deleted { .. }) => {
                 self.ledger.deleted(self.step, partitions);
+                self.ledger.delete_ended(&queue);
                 Ok(())
             }
             (Sent::Other, Reply::Configured { .. }) => Ok(()),
+            // A deletion that was refused may still come to pass with the next start.
             (Sent::Extend { .. } | Sent::Delete { .. } | Sent::Other, Reply::Refused(_)) => Ok(()),
             (_, other) => Err(format!("an answer of another kind: {other:?}")),
         }

@@ -28,8 +28,8 @@ enum Fate {
 struct Pushed {
     item: Item,
     request: u64,
-    /// Deletions of its queue begun before it was sent.
-    deletions: u64,
+    /// Deletions of its queue begun before it was sent; `None`: one was on its way.
+    deletions: Option<u64>,
     fate: Fate,
 }
 
@@ -84,6 +84,8 @@ pub struct Ledger {
     readers: BTreeMap<(PartitionId, String), Reader>,
     /// Deletions begun, by queue.
     deletions: BTreeMap<String, u64>,
+    /// Queues with a deletion on its way, once for each.
+    deleting: Vec<String>,
     /// Partitions of deleted queues, and the step the deletion was answered.
     dead: BTreeMap<PartitionId, u64>,
     /// Queues whose retention may have removed something.
@@ -95,6 +97,7 @@ pub struct Ledger {
     /// Dead letters that an ack reported.
     filed: BTreeSet<(PartitionId, String, String)>,
     requests: u64,
+    reads_fail: bool,
 }
 
 /// The number each payload begins with.
@@ -104,6 +107,11 @@ pub fn number_of(payload: &[u8]) -> Option<u64> {
 }
 
 impl Ledger {
+    /// With `reads_fail`, an original may be unreadable when its duplicate comes.
+    pub fn new(reads_fail: bool) -> Self {
+        Self { reads_fail, ..Self::default() }
+    }
+
     // ---- pushes
 
     pub fn push(&mut self, items: &[Item]) -> Vec<u64> {
@@ -111,7 +119,8 @@ impl Ledger {
         let mut numbers = Vec::new();
         for item in items {
             let number = number_of(&item.payload).expect("payloads are numbered");
-            let deletions = self.deletions.get(&item.queue).copied().unwrap_or(0);
+            let begun = self.deletions.get(&item.queue).copied().unwrap_or(0);
+            let deletions = (!self.deleting.contains(&item.queue)).then_some(begun);
             let request = self.requests;
             let pushed = Pushed { item: item.clone(), request, deletions, fate: Fate::Unknown };
             self.pushed.insert(number, pushed);
@@ -132,8 +141,8 @@ impl Ledger {
         let mut durable = Vec::new();
         for (number, result) in numbers.iter().zip(results) {
             let pushed = self.pushed.get_mut(number).expect("sent");
-            let intact = self.deletions.get(&pushed.item.queue).copied().unwrap_or(0)
-                == pushed.deletions
+            let begun = self.deletions.get(&pushed.item.queue).copied().unwrap_or(0);
+            let intact = Some(begun) == pushed.deletions
                 && !self.retained.contains(&pushed.item.queue);
             match result {
                 PushResult::Queued { id, offset } => {
@@ -358,6 +367,7 @@ impl Ledger {
     /// All commands without an answer are gone.
     pub fn crashed(&mut self) {
         self.readers.values_mut().for_each(|reader| reader.unfenced_open = 0);
+        self.deleting.clear();
     }
 
     /// All items of one target were answered with success. Only completions settle for sure.
@@ -407,6 +417,7 @@ impl Ledger {
 
     pub fn delete_sent(&mut self, queue: &str) -> Vec<PartitionId> {
         *self.deletions.entry(queue.to_owned()).or_default() += 1;
+        self.deleting.push(queue.to_owned());
         let homes = self.homes.iter().filter(|(_, home)| home.0 == queue);
         let known: Vec<PartitionId> = homes.map(|(id, _)| *id).collect();
         for id in &known {
@@ -415,6 +426,12 @@ impl Ledger {
             }
         }
         known
+    }
+
+    pub fn delete_ended(&mut self, queue: &str) {
+        if let Some(at) = self.deleting.iter().position(|name| name == queue) {
+            self.deleting.swap_remove(at);
+        }
     }
 
     pub fn deleted(&mut self, step: u64, partitions: Vec<PartitionId>) {
@@ -443,7 +460,8 @@ impl Ledger {
     pub fn complete(&self, live: &BTreeMap<PartitionId, u64>) -> Step {
         for (number, pushed) in &self.pushed {
             let queue = &pushed.item.queue;
-            let intact = self.deletions.get(queue).copied().unwrap_or(0) == pushed.deletions;
+            let begun = self.deletions.get(queue).copied().unwrap_or(0);
+            let intact = Some(begun) == pushed.deletions;
             if !intact || self.retained.contains(queue) {
                 continue;
             }
@@ -463,10 +481,12 @@ impl Ledger {
     }
 
     fn has_original(&self, pushed: &Pushed, offset: u64, id: MessageId) -> Step {
+        // An original that the disk would not show is named by its offset alone.
         let home = (pushed.item.queue.clone(), pushed.item.partition.clone());
+        let unread = id == MessageId::default() && self.reads_fail;
         let found = self.homes.iter().any(|(partition, h)| {
             *h == home
-                && self.seen[partition].get(&offset).is_some_and(|s| s.id == id)
+                && self.seen[partition].get(&offset).is_some_and(|s| s.id == id || unread)
                 && self.transaction_id(*partition, offset) == self.id_of(pushed, id)
         });
         match found {
