@@ -323,7 +323,7 @@ impl Chaos {
             }
             (Sent::Ack { group, items }, Reply::Ack(results)) => self.acked(&group, &items, &results),
             (Sent::Ack { group, items }, Reply::Refused(_)) => {
-                self.ack_ended(&group, &items);
+                self.ack_ended(&group, &items, None);
                 Ok(())
             }
             (Sent::Extend { lease, seconds, at_us }, Reply::Extended(extended)) => {
@@ -413,19 +413,20 @@ impl Chaos {
         }
     }
 
-    fn ack_ended(&mut self, group: &str, items: &[AckItem<'_>]) {
-        for item in items {
+    fn ack_ended(&mut self, group: &str, items: &[AckItem<'_>], results: Option<&[AckResult]>) {
+        for (at, item) in items.iter().enumerate() {
             if let Some(partition) = item.partition_id {
-                self.ledger.ack_ended(self.step, group, partition, &item.lease_id);
+                let kept = results.is_some_and(|r| r[at].success && !r[at].lease_released);
+                self.ledger.ack_ended(self.step, group, partition, &item.lease_id, kept);
             }
         }
     }
 
     fn acked(&mut self, group: &str, items: &[AckItem<'_>], results: &[AckResult]) -> Step {
-        self.ack_ended(group, items);
         if items.len() != results.len() {
             return Err("an ack answers another number of items".into());
         }
+        self.ack_ended(group, items, Some(results));
         let mut targets: BTreeMap<(PartitionId, &str), Vec<usize>> = BTreeMap::new();
         for (at, (item, result)) in items.iter().zip(results).enumerate() {
             let Some(partition) = item.partition_id else { continue };
@@ -443,8 +444,7 @@ impl Chaos {
                         (item.transaction_id.clone().into_owned(), item.status, results[*at].noop)
                     })
                     .collect();
-                let released = places.iter().any(|at| results[*at].lease_released);
-                self.ledger.acked(self.step, group, partition, lease, &settled, released);
+                self.ledger.acked(self.step, group, partition, lease, &settled);
             }
         }
         Ok(())
