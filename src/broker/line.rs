@@ -51,6 +51,14 @@ impl Lines {
     pub(super) fn parked(&self) -> usize {
         self.lines.values().map(|line| line.waiters.len()).sum()
     }
+
+    fn of_queue(&self, queue: &str) -> Vec<(String, String)> {
+        self.lines
+            .range((queue.to_owned(), String::new())..)
+            .take_while(|((q, _), _)| q == queue)
+            .map(|(name, _)| name.clone())
+            .collect()
+    }
 }
 
 impl<B: IoBuf> Shard<B> {
@@ -141,16 +149,19 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
+    /// A change of the queue has reached every shard. Its owner knew it before them and may have
+    /// armed a shard that did not know the queue or the group yet: that call was lost there.
+    pub(super) fn arm_again(&mut self, now: Now, queue: &str, fx: &mut Effects<B>) {
+        for name in self.lines.of_queue(queue) {
+            let Some(line) = self.lines.lines.get_mut(&name) else { continue };
+            line.shards.iter_mut().for_each(|standing| standing.armed = false);
+            self.serve_line(now, &name, fx);
+        }
+    }
+
     /// The queue is gone: its waiters answer empty.
     pub(super) fn drop_lines(&mut self, queue: &str, fx: &mut Effects<B>) {
-        let names: Vec<(String, String)> = self
-            .lines
-            .lines
-            .range((queue.to_owned(), String::new())..)
-            .take_while(|((q, _), _)| q == queue)
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in names {
+        for name in self.lines.of_queue(queue) {
             let Some(line) = self.lines.lines.remove(&name) else { continue };
             for arrival in line.waiters.into_keys() {
                 let msg = PeerMsg::Unparked { task: arrival.task, queue: queue.to_owned() };

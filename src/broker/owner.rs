@@ -263,6 +263,7 @@ impl<B: IoBuf> Shard<B> {
         for (to, task, outcome) in change.waiters {
             self.send(to, PeerMsg::CatalogDone { task, result: Ok(outcome) }, fx);
         }
+        self.arm_again(now, queue_of(&change.change), fx);
         if let CatalogChange::Queue(image) = &change.change {
             self.queue_appeared(now, image, fx);
         }
