@@ -266,6 +266,8 @@ impl<B: IoBuf> Shard<B> {
         for (to, task, outcome) in change.waiters {
             self.send(to, PeerMsg::CatalogDone { task, result: Ok(outcome) }, fx);
         }
+        // Once more, for a shard that had no room for the change when it came.
+        self.rearm_lines(now, queue_of(&change.change), fx);
         if let CatalogChange::Queue(image) = &change.change {
             self.queue_appeared(now, image, fx);
         }
