@@ -1,7 +1,7 @@
 //! Seeded simulation: the code that ships, over a disk that loses, reorders and refuses.
 //!
-//! `SEED=<n>` replays one seed, `SIM_SEEDS=<n>` sets how many a world runs. A failure prints
-//! the command that replays it.
+//! `SEED=<n>` replays one seed, `SIM_SEEDS=<n>` sets how many a world runs, `SIM_FAILURES=<n>`
+//! after how many red seeds it stops. A failure prints the command that replays it.
 
 #![allow(clippy::unwrap_used, reason = "a simulation that cannot go on has failed")]
 
@@ -33,7 +33,7 @@ fn for_seeds(test: &str, default: u64, world: impl Fn(u64) -> Result<u64, String
         if let Err(why) = outcome {
             eprintln!("seed {seed}: {why}\n  replay: SEED={seed} cargo test --test sim {test}");
             failures.push(seed);
-            if failures.len() >= 5 {
+            if failures.len() as u64 >= number("SIM_FAILURES").unwrap_or(5) {
                 break;
             }
         }
