@@ -102,7 +102,8 @@ impl<B: IoBuf> Shard<B> {
         let Some(queue_slot) = self.state.catalog.find(queue) else { return false };
         let pinned = match mode {
             ClaimMode::Pinned { partition, subscription } => {
-                match self.pin(now, queue_slot, group, partition, *subscription) {
+                let since_us = now.wall_at(Deadline(arrival.since_us));
+                match self.pin(since_us, queue_slot, group, partition, *subscription) {
                     Some(key) => Some(key),
                     None => return false,
                 }
@@ -276,9 +277,10 @@ impl<B: IoBuf> Shard<B> {
 
     /// The cursor of a pinned pop, seeded by its own parameters where its group never met the
     /// partition and is not registered. `None`: no such partition, or nothing in it for it yet.
+    /// `New` counts from when the pop came, `since_us`: what it waited for may be older than now.
     fn pin(
         &mut self,
-        now: Now,
+        since_us: i64,
         queue: u32,
         group: &str,
         partition: &str,
@@ -297,7 +299,7 @@ impl<B: IoBuf> Shard<B> {
         } else {
             match subscription {
                 Subscription::All => stored.log_start,
-                Subscription::New => stored.first_created_from(now.wall_us),
+                Subscription::New => stored.first_created_from(since_us),
                 Subscription::From(us) => stored.first_created_from(us),
             }
         };
@@ -421,7 +423,8 @@ impl<B: IoBuf> Shard<B> {
             return Ok(());
         }
         let Some(lease) = cursor.lease.take() else { return Ok(()) };
-        cursor.next = Offset(claiming.end.0 + 1);
+        // An ack without a lease may have come meanwhile and gone further.
+        cursor.next = cursor.next.max(Offset(claiming.end.0 + 1));
         // The old attempt marker stays: it means nothing while the cursor is past it, and holds
         // again if this delivery is taken back.
         (cursor.attempt_offset, cursor.attempt_count) = lease.attempt_before;
@@ -546,7 +549,10 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let Some(mut cursor) = self.state.cursor(key).cloned() else { return };
-        let Some(lease) = cursor.lease.take_if(|l| l.record.id == lease_id && cursor.next <= start)
+        // Nobody else can end a reservation, even where an ack without a lease went past it.
+        let untouched = cursor.next <= start;
+        let Some(lease) =
+            cursor.lease.take_if(|l| l.record.id == lease_id && (untouched || l.reserved))
         else {
             return;
         };

@@ -560,7 +560,9 @@ impl Ledger {
     /// The items of one request for one partition are all there or none is, but for duplicates.
     fn check_whole(&self, live: &BTreeMap<PartitionId, u64>) -> Step {
         let mut parts: BTreeMap<(u64, &str, &str), Vec<u64>> = BTreeMap::new();
-        for (number, pushed) in &self.pushed {
+        // Retention may have taken a part before anybody saw it.
+        let kept = self.pushed.iter().filter(|(_, p)| !self.retained.contains(&p.item.queue));
+        for (number, pushed) in kept {
             let key = (pushed.request, pushed.item.queue.as_str(), pushed.item.partition.as_str());
             parts.entry(key).or_default().push(*number);
         }
