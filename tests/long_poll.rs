@@ -5,9 +5,9 @@
 
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 
+mod support;
 #[path = "long_poll/waiters.rs"]
 mod waiters;
-mod support;
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -78,7 +78,10 @@ fn an_empty_long_poll_answers_204_in_time_and_keeps_the_connection() {
         let took = start.elapsed();
         assert_eq!((answer.status, answer.body.len()), (204, 0));
         assert_eq!(answer.header("content-type"), None);
-        assert!(took >= Duration::from_millis(900) && took < Duration::from_millis(1_400), "{took:?}");
+        assert!(
+            took >= Duration::from_millis(900) && took < Duration::from_millis(1_400),
+            "{took:?}"
+        );
     }
     client.push_one("e", "p", "a", "1");
     assert_eq!(client.pop("e").len(), 1, "the same connection goes on");

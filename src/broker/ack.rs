@@ -254,9 +254,9 @@ impl<B: IoBuf> Shard<B> {
             }
         }
         let partition = self.state.parts.get(key.slot).expect("its cursor exists");
-        let last = held.map(|l| l.record.end).or_else(|| {
-            partition.high_watermark().0.checked_sub(1).map(Offset)
-        });
+        let last = held
+            .map(|l| l.record.end)
+            .or_else(|| partition.high_watermark().0.checked_sub(1).map(Offset));
         let places = self.resolve_all(key, &cursor, items, last, tables);
         let judged: Vec<(AckStatus, Place)> =
             items.iter().map(|i| i.status).zip(places.iter().copied()).collect();
@@ -292,18 +292,16 @@ impl<B: IoBuf> Shard<B> {
         items: &[&PeerAck],
         fx: &mut Effects<B>,
     ) -> Result<bool, Refusal> {
-        let files = self
-            .state
-            .catalog
-            .get(key.queue)
-            .is_some_and(|q| q.image.options.files_dead_letters());
+        let files =
+            self.state.catalog.get(key.queue).is_some_and(|q| q.image.options.files_dead_letters());
         let moved = settled.next != cursor.next
             || settled.release
             || settled.retry_count != cursor.retry_count;
         if !moved {
             return Ok(files);
         }
-        let filed = if files { self.dead_letters(now, key, &cursor, settled, items) } else { vec![] };
+        let filed =
+            if files { self.dead_letters(now, key, &cursor, settled, items) } else { vec![] };
         self.counters.dead_lettered += filed.len() as u64;
         cursor.next = settled.next;
         cursor.retry_count = settled.retry_count;
@@ -447,8 +445,9 @@ impl<B: IoBuf> Shard<B> {
             let repeated = items[..at].iter().any(|i| i.transaction_id == item.transaction_id);
             let lease = cursor.lease.as_ref().filter(|l| !l.ids.is_empty());
             if let Some(lease) = lease.filter(|_| !repeated) {
-                let wanted =
-                    records::table_fingerprint(fingerprints.fingerprint(item.transaction_id.as_bytes()));
+                let wanted = records::table_fingerprint(
+                    fingerprints.fingerprint(item.transaction_id.as_bytes()),
+                );
                 let found = find_from(&lease.ids, wanted, hint)
                     .filter(|i| lease.record.first.0 + *i as u64 >= cursor.next.0);
                 if let Some(index) = found {

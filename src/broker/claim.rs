@@ -24,9 +24,7 @@ use crate::log::ReadError;
 use crate::model::command::Subscription;
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame::{BATCH_HEAD_BYTES, BatchHead};
-use crate::model::peer::{
-    Arrival, ClaimMode, ClaimSpec, GivenBack, PeerClaim, PeerMsg, TaskId,
-};
+use crate::model::peer::{Arrival, ClaimMode, ClaimSpec, GivenBack, PeerClaim, PeerMsg, TaskId};
 use crate::model::reply::Claim;
 
 /// A pop's claims on this shard, until they are durable and their data is here.
@@ -444,11 +442,19 @@ impl<B: IoBuf> Shard<B> {
             let refusal = job.failure.unwrap_or_else(|| {
                 Refusal::new(ErrorCode::Retry, "the claim was given back; try again")
             });
-            return self.send_claims(now, &job.queue, job.group, lease_id, job.to, job.task, Err(refusal), fx);
+            return self.send_claims(
+                now,
+                &job.queue,
+                job.group,
+                lease_id,
+                job.to,
+                job.task,
+                Err(refusal),
+                fx,
+            );
         }
         let queue = job.queue;
-        self.counters.popped +=
-            job.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum::<u64>();
+        self.counters.popped += job.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum::<u64>();
         let claims: Vec<Claim<B>> = job
             .claims
             .into_iter()
@@ -465,7 +471,12 @@ impl<B: IoBuf> Shard<B> {
         self.send_claims(now, &queue, job.group, lease_id, job.to, job.task, Ok(claims), fx);
     }
 
-    pub(super) fn claim_failed(&mut self, job: ClaimJob<B>, refusal: &Refusal, fx: &mut Effects<B>) {
+    pub(super) fn claim_failed(
+        &mut self,
+        job: ClaimJob<B>,
+        refusal: &Refusal,
+        fx: &mut Effects<B>,
+    ) {
         let lease_id = (!job.spec.auto_ack).then_some(job.spec.lease_id);
         let msg = PeerMsg::Claimed {
             task: job.task,

@@ -209,7 +209,10 @@ mod tests {
                     .map(|v| v.iter().filter(|(_, us)| *us >= newest).map(|(o, _)| *o).collect())
                     .unwrap_or_default();
                 for offset in wanted {
-                    assert!(found.iter().any(|(o, _)| o.0 == offset), "an id inside the window was lost");
+                    assert!(
+                        found.iter().any(|(o, _)| o.0 == offset),
+                        "an id inside the window was lost"
+                    );
                 }
                 for (offset, _) in &found {
                     let known = model.get(&(partition, id)).is_some_and(|v| {

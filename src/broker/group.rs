@@ -99,7 +99,10 @@ impl Cursor {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Claimable {
     /// Messages from here up to, not including, there.
-    Yes { from: Offset, to: Offset },
+    Yes {
+        from: Offset,
+        to: Offset,
+    },
     /// A delay or a window holds it until this wall time in microseconds.
     HeldUntil(i64),
     No,
@@ -123,7 +126,8 @@ pub fn claimable(
     if from >= to {
         return Claimable::No;
     }
-    let seconds = |s: u64| i64::try_from(s).unwrap_or(i64::MAX / 1_000_000).saturating_mul(1_000_000);
+    let seconds =
+        |s: u64| i64::try_from(s).unwrap_or(i64::MAX / 1_000_000).saturating_mul(1_000_000);
     let (delay, window) =
         (seconds(options.delayed_processing_seconds), seconds(options.window_buffer_seconds));
     if delay == 0 && window == 0 {
@@ -265,7 +269,10 @@ mod tests {
         assert_eq!(claimable(p, Offset(0), &options, at(13 * S)), all);
         let busy = partition_with(&[10 * S, 69 * S + S / 2]);
         let p = busy.get(0).unwrap();
-        assert_eq!(claimable(p, Offset(0), &options, at(69 * S + S / 2)), Claimable::HeldUntil(70 * S));
+        assert_eq!(
+            claimable(p, Offset(0), &options, at(69 * S + S / 2)),
+            Claimable::HeldUntil(70 * S)
+        );
         assert_eq!(claimable(p, Offset(0), &options, at(70 * S)), all);
     }
 

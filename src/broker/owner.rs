@@ -142,7 +142,8 @@ impl<B: IoBuf> Shard<B> {
         queue: &str,
         fx: &mut Effects<B>,
     ) {
-        let Some(incarnation) = self.state.catalog.by_name(queue).map(|q| q.image.incarnation) else {
+        let Some(incarnation) = self.state.catalog.by_name(queue).map(|q| q.image.incarnation)
+        else {
             let waiter = (from, task, CatalogOutcome::Deleted { existed: false });
             return self.wait_for_newest(queue, waiter, fx);
         };

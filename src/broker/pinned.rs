@@ -39,8 +39,7 @@ impl Pinned {
 
     fn insert(&mut self, park: PinnedPark) {
         self.count += 1;
-        let waiters =
-            self.waiters.entry((park.queue.clone(), park.partition.clone())).or_default();
+        let waiters = self.waiters.entry((park.queue.clone(), park.partition.clone())).or_default();
         // A waiter whose claim found nothing comes back to its old place.
         let at = waiters.partition_point(|w| w.arrival < park.arrival);
         waiters.insert(at, park);

@@ -92,8 +92,7 @@ impl<B: IoBuf> Shard<B> {
         };
         let until = request.wait_ms.map(|ms| now.after_ms(ms.min(limits::POP_TIMEOUT_MS_MAX)));
         let task = TaskId(self.new_id());
-        let timer = until
-            .map(|until| self.state.deadlines.insert(until, Event::PopTimesOut(task)));
+        let timer = until.map(|until| self.state.deadlines.insert(until, Event::PopTimesOut(task)));
         let arrival = Arrival { since_us: now.mono_us, entry: self.config.shard.0, task };
         let pop = PopTask {
             token,
@@ -125,7 +124,8 @@ impl<B: IoBuf> Shard<B> {
     /// Makes sure queue and registration exist, then looks.
     fn pop_begin(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_task(task) else { return };
-        let (target, group, subscription) = (pop.target.clone(), pop.group.clone(), pop.subscription);
+        let (target, group, subscription) =
+            (pop.target.clone(), pop.group.clone(), pop.subscription);
         let queues = match target {
             Target::Partition { queue, partition } => {
                 return self.pop_pinned(task, &queue, partition, fx);

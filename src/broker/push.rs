@@ -4,8 +4,8 @@
 //!
 //! Payload copies: one into the batch's frames, one into the log's chunk.
 
-use std::collections::{BTreeMap, HashMap};
 use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap};
 
 use smallvec::SmallVec;
 
@@ -82,7 +82,10 @@ enum Fate {
     Store,
     /// Item of this batch that carries the same id.
     Follows(usize),
-    Original { id: MessageId, offset: Offset },
+    Original {
+        id: MessageId,
+        offset: Offset,
+    },
 }
 
 impl<B: IoBuf> Shard<B> {
@@ -286,13 +289,7 @@ impl<B: IoBuf> Shard<B> {
 
     /// Decides each item's fate and stores what is new, all in one step. If an original must be
     /// read first, the batch waits and the partition's later pushes wait behind it.
-    fn judge_push(
-        &mut self,
-        now: Now,
-        push: PeerPush,
-        read: ReadBodies<B>,
-        fx: &mut Effects<B>,
-    ) {
+    fn judge_push(&mut self, now: Now, push: PeerPush, read: ReadBodies<B>, fx: &mut Effects<B>) {
         let queue = self.state.catalog.find(&push.batch.queue).filter(|slot| {
             let q = self.state.catalog.get(*slot);
             q.is_some_and(|q| q.image.incarnation == push.batch.incarnation)
@@ -330,11 +327,8 @@ impl<B: IoBuf> Shard<B> {
         read: &ReadBodies<B>,
         needed: &mut Vec<(LogPosition, u32)>,
     ) -> Vec<Fate> {
-        let window = self
-            .state
-            .catalog
-            .get(queue)
-            .map_or(0, |q| q.image.options.dedup_window_seconds);
+        let window =
+            self.state.catalog.get(queue).map_or(0, |q| q.image.options.dedup_window_seconds);
         let window_us = i64::try_from(window).unwrap_or(i64::MAX).saturating_mul(1_000_000);
         let oldest_us = now.wall_us.saturating_sub(window_us);
         let key = self.log.fingerprint_key();
@@ -673,10 +667,7 @@ mod tests {
         batch.set_minted(4);
         let fates = [Fate::Store, Fate::Store, Fate::Follows(0), Fate::Store, Fate::Store];
         let (pieces, table) = kept(&batch, &fates, FingerprintKey(9));
-        assert_eq!(pieces.as_slice(), [
-            &batch.frames[..ends[2]],
-            &batch.frames[ends[3]..ends[5]],
-        ]);
+        assert_eq!(pieces.as_slice(), [&batch.frames[..ends[2]], &batch.frames[ends[3]..ends[5]],]);
         let minted: Vec<bool> =
             records::id_table(&table, 4).unwrap().map(records::is_minted).collect();
         assert_eq!(minted, [false, false, false, true]);

@@ -65,7 +65,9 @@ impl<B: IoBuf> Shard<B> {
             }
             ReadRequest::Queue { queue } => self.queue_detail_part(queue),
             ReadRequest::Shards => ReadPart::Shard(Box::new(self.shard_stats())),
-            ReadRequest::DeadLetters(query) => return self.read_dead_letters(from, task, query, fx),
+            ReadRequest::DeadLetters(query) => {
+                return self.read_dead_letters(from, task, query, fx);
+            }
         };
         self.send_durable(from, PeerMsg::ReadDone { task, result: Ok(part) });
     }
@@ -113,9 +115,10 @@ impl<B: IoBuf> Shard<B> {
         };
         let named = queue.groups.iter().skip(1).flatten().filter(|g| g.start.is_some());
         let position = |g: &super::group::Group| g.cursors.get(&slot).map(|c| c.next);
-        let unconsumed = named.map(|g| owed(position(g))).max().unwrap_or_else(|| {
-            queue.group(0).map_or(retained, |g| owed(position(g)))
-        });
+        let unconsumed = named
+            .map(|g| owed(position(g)))
+            .max()
+            .unwrap_or_else(|| queue.group(0).map_or(retained, |g| owed(position(g))));
         let cursors = || queue.groups.iter().flatten().filter_map(|g| g.cursors.get(&slot));
         Some(PartitionRow {
             id: self.state.id_of(slot),
@@ -288,7 +291,9 @@ impl<B: IoBuf> Shard<B> {
                 let mut stats: Vec<ShardStats> = read
                     .parts
                     .into_iter()
-                    .filter_map(|p| if let ReadPart::Shard(stats) = p { Some(*stats) } else { None })
+                    .filter_map(
+                        |p| if let ReadPart::Shard(stats) = p { Some(*stats) } else { None },
+                    )
                     .collect();
                 stats.sort_unstable_by_key(|s| s.shard);
                 Reply::Shards(stats)

@@ -159,7 +159,8 @@ impl<B: IoBuf> Shard<B> {
         }
         let key = |slot| CursorKey { queue, group, slot };
         loop {
-            let (slot, _) = self.state.catalog.get_mut(queue)?.group_mut(group)?.ready.pop_front()?;
+            let (slot, _) =
+                self.state.catalog.get_mut(queue)?.group_mut(group)?.ready.pop_front()?;
             let Some(cursor) = self.state.cursor_mut(key(slot)) else { continue };
             cursor.queued = false;
             return Some(slot);
@@ -199,7 +200,8 @@ impl<B: IoBuf> Shard<B> {
         let Some((_, oldest_us)) = g.ready.front().copied() else { return };
         g.armed = false;
         let count = (g.ready.len() as u32).min(limits::READY_COUNT_MAX);
-        let msg = PeerMsg::Ready { queue: name.clone(), group: g.name.to_string(), count, oldest_us };
+        let msg =
+            PeerMsg::Ready { queue: name.clone(), group: g.name.to_string(), count, oldest_us };
         let owner = self.owner_of(&name);
         self.send(owner, msg, fx);
     }
@@ -222,7 +224,11 @@ impl<B: IoBuf> Shard<B> {
         });
     }
 
-    pub(super) fn lease_timer(&mut self, key: CursorKey, at: Deadline) -> super::deadlines::DeadlineKey {
+    pub(super) fn lease_timer(
+        &mut self,
+        key: CursorKey,
+        at: Deadline,
+    ) -> super::deadlines::DeadlineKey {
         self.state.deadlines.insert(at, Event::LeaseExpires(key))
     }
 }

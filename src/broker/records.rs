@@ -421,12 +421,8 @@ mod tests {
         };
         assert_eq!(decode_group(&encode_group(&group)), Ok(group));
         assert_eq!(decode_queue_deleted(&encode_queue_deleted("q", 8)), Ok(("q", 8)));
-        let part = PartitionRecord {
-            queue: "q",
-            incarnation: 2,
-            partition: "p",
-            created_at_us: 10,
-        };
+        let part =
+            PartitionRecord { queue: "q", incarnation: 2, partition: "p", created_at_us: 10 };
         assert_eq!(PartitionRecord::decode(&part.encode()), Ok(part));
     }
 

@@ -146,8 +146,7 @@ fn new_log_start(queue: &Queue, slot: Slot, partition: &Partition, now: Now) -> 
         .take_while(|b| b.end() <= partition.high_watermark())
         .take_while(|b| {
             rules.any.is_some_and(|s| older(b.created_at_us, s))
-                || b.end() <= settled_to
-                    && rules.settled.is_some_and(|s| older(b.created_at_us, s))
+                || b.end() <= settled_to && rules.settled.is_some_and(|s| older(b.created_at_us, s))
         })
         .last()?;
     Some(gone.end())

@@ -160,7 +160,10 @@ mod tests {
     #[test]
     fn acking_the_last_completes_the_batch_and_a_middle_one_only_what_is_before() {
         let all = run(batch(1), &[(Completed, 14)]);
-        assert_eq!((all.next, all.release, all.complete, all.retry_count), (Offset(15), true, true, 0));
+        assert_eq!(
+            (all.next, all.release, all.complete, all.retry_count),
+            (Offset(15), true, true, 0)
+        );
         let middle = run(batch(1), &[(Completed, 12)]);
         assert_eq!(
             (middle.next, middle.release, middle.retry_count),

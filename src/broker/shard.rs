@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::ack::AckJob;
+use super::claim::ClaimJob;
 use super::commit::CommitQueue;
 use super::effect::{Done, Effect, Effects};
 use super::group::CursorKey;
@@ -15,7 +16,6 @@ use super::line::Lines;
 use super::owner::Owner;
 use super::partition::Slot;
 use super::pinned::Pinned;
-use super::claim::ClaimJob;
 use super::push::WaitingPush;
 use super::read::ReadJob;
 use super::records;
@@ -384,7 +384,9 @@ impl<B: IoBuf> Shard<B> {
                 self.given_back(now, &queue, &group, lease_id, &claims, fx);
             }
             PeerMsg::Unparked { task, queue } => self.unparked(now, task, &queue, fx),
-            PeerMsg::Ack { task, group, items } => self.ack_owned(now, from, task, group, items, fx),
+            PeerMsg::Ack { task, group, items } => {
+                self.ack_owned(now, from, task, group, items, fx)
+            }
             PeerMsg::Acked { task, result } => self.acked(task, result, fx),
             PeerMsg::Extend { task, lease_id, seconds } => {
                 self.extend_owned(now, from, task, lease_id, seconds);

@@ -308,9 +308,7 @@ impl State {
                 let body = PartitionRecord::decode(record.body)?;
                 let slot = slot_of_key(record.key)?;
                 let queue = self.catalog.find(body.queue).filter(|slot| {
-                    self.catalog
-                        .get(*slot)
-                        .is_some_and(|q| q.image.incarnation == body.incarnation)
+                    self.catalog.get(*slot).is_some_and(|q| q.image.incarnation == body.incarnation)
                 });
                 self.parts.raise_next_counter(u64::from(slot) + 1);
                 if let Some(queue) = queue {

@@ -148,9 +148,16 @@ pub struct QueuePart {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReadPart {
     Queues(Vec<QueuePart>),
-    Queue { part: Option<QueuePart>, partitions: Vec<PartitionRow>, truncated: bool },
+    Queue {
+        part: Option<QueuePart>,
+        partitions: Vec<PartitionRow>,
+        truncated: bool,
+    },
     /// The newest rows, as many as the page could need, and how many match in all.
-    DeadLetters { rows: Vec<PeerDeadLetter>, total: u64 },
+    DeadLetters {
+        rows: Vec<PeerDeadLetter>,
+        total: u64,
+    },
     Shard(Box<ShardStats>),
 }
 
@@ -158,28 +165,72 @@ pub enum ReadPart {
 #[derive(Clone, Debug)]
 pub enum PeerMsg {
     // Start: each owner's queues as its log has them; it wins.
-    CatalogSync { queues: Vec<QueueImage>, groups: Vec<GroupImage> },
+    CatalogSync {
+        queues: Vec<QueueImage>,
+        groups: Vec<GroupImage>,
+    },
     CatalogSynced,
 
     // Queue-level changes, asked of the queue's owner.
-    EnsureQueue { task: TaskId, queue: String },
-    Configure { task: TaskId, queue: String, patch: OptionsPatch },
-    DeleteQueue { task: TaskId, queue: String },
-    RegisterGroup { task: TaskId, queue: String, group: String, subscription: Subscription },
+    EnsureQueue {
+        task: TaskId,
+        queue: String,
+    },
+    Configure {
+        task: TaskId,
+        queue: String,
+        patch: OptionsPatch,
+    },
+    DeleteQueue {
+        task: TaskId,
+        queue: String,
+    },
+    RegisterGroup {
+        task: TaskId,
+        queue: String,
+        group: String,
+        subscription: Subscription,
+    },
     /// The change asked for is durable on every shard.
-    CatalogDone { task: TaskId, result: Result<CatalogOutcome, Refusal> },
-    Replicate { change_id: u64, change: CatalogChange },
-    Replicated { change_id: u64 },
+    CatalogDone {
+        task: TaskId,
+        result: Result<CatalogOutcome, Refusal>,
+    },
+    Replicate {
+        change_id: u64,
+        change: CatalogChange,
+    },
+    Replicated {
+        change_id: u64,
+    },
 
     // Push.
-    Push { task: TaskId, part: u32, batch: PushBatch },
-    Pushed { task: TaskId, part: u32, result: Result<Vec<PushResult>, Refusal> },
+    Push {
+        task: TaskId,
+        part: u32,
+        batch: PushBatch,
+    },
+    Pushed {
+        task: TaskId,
+        part: u32,
+        result: Result<Vec<PushResult>, Refusal>,
+    },
     /// The queue's incarnation is not the one here; find out and try again.
-    PushStale { task: TaskId, part: u32, batch: PushBatch },
+    PushStale {
+        task: TaskId,
+        part: u32,
+        batch: PushBatch,
+    },
 
     // Pop.
     /// Claim now, from any partition of the queue or the named one.
-    Claim { arrival: Arrival, queue: String, group: String, spec: ClaimSpec, mode: ClaimMode },
+    Claim {
+        arrival: Arrival,
+        queue: String,
+        group: String,
+        spec: ClaimSpec,
+        mode: ClaimMode,
+    },
     Claimed {
         task: TaskId,
         queue: String,
@@ -188,26 +239,79 @@ pub enum PeerMsg {
         claims: Result<Vec<PeerClaim>, Refusal>,
     },
     /// Nothing was there for this claim.
-    Empty { task: TaskId, queue: String },
-    Park { arrival: Arrival, queue: String, group: String, spec: ClaimSpec, until: Deadline },
-    Unpark { arrival: Arrival, queue: String, group: String },
+    Empty {
+        task: TaskId,
+        queue: String,
+    },
+    Park {
+        arrival: Arrival,
+        queue: String,
+        group: String,
+        spec: ClaimSpec,
+        until: Deadline,
+    },
+    Unpark {
+        arrival: Arrival,
+        queue: String,
+        group: String,
+    },
     ParkPinned(Box<PinnedPark>),
-    UnparkPinned { arrival: Arrival, queue: String, partition: String },
-    Arm { queue: String, group: String },
-    Ready { queue: String, group: String, count: u32, oldest_us: u64 },
-    GiveBack { queue: String, group: String, lease_id: Option<LeaseId>, claims: Vec<GivenBack> },
+    UnparkPinned {
+        arrival: Arrival,
+        queue: String,
+        partition: String,
+    },
+    Arm {
+        queue: String,
+        group: String,
+    },
+    Ready {
+        queue: String,
+        group: String,
+        count: u32,
+        oldest_us: u64,
+    },
+    GiveBack {
+        queue: String,
+        group: String,
+        lease_id: Option<LeaseId>,
+        claims: Vec<GivenBack>,
+    },
     /// The queue is gone: the parked pop answers empty.
-    Unparked { task: TaskId, queue: String },
+    Unparked {
+        task: TaskId,
+        queue: String,
+    },
 
     // Ack and lease.
-    Ack { task: TaskId, group: String, items: Vec<PeerAck> },
-    Acked { task: TaskId, result: Result<Vec<(u32, AckResult)>, Refusal> },
-    Extend { task: TaskId, lease_id: LeaseId, seconds: u32 },
-    ExtendedPart { task: TaskId, result: Result<(u32, Option<i64>), Refusal> },
+    Ack {
+        task: TaskId,
+        group: String,
+        items: Vec<PeerAck>,
+    },
+    Acked {
+        task: TaskId,
+        result: Result<Vec<(u32, AckResult)>, Refusal>,
+    },
+    Extend {
+        task: TaskId,
+        lease_id: LeaseId,
+        seconds: u32,
+    },
+    ExtendedPart {
+        task: TaskId,
+        result: Result<(u32, Option<i64>), Refusal>,
+    },
 
     // Reads over all shards.
-    Read { task: TaskId, request: ReadRequest },
-    ReadDone { task: TaskId, result: Result<ReadPart, Refusal> },
+    Read {
+        task: TaskId,
+        request: ReadRequest,
+    },
+    ReadDone {
+        task: TaskId,
+        result: Result<ReadPart, Refusal>,
+    },
 }
 
 /// A pop that waits for one partition, at that partition's shard.
@@ -228,8 +332,13 @@ pub enum ClaimMode {
     /// A pop that does not wait visits this shard.
     Visit,
     /// The queue's owner sends a parked pop; with `arm`, announce the next ready partition.
-    Parked { arm: bool },
-    Pinned { partition: String, subscription: Subscription },
+    Parked {
+        arm: bool,
+    },
+    Pinned {
+        partition: String,
+        subscription: Subscription,
+    },
 }
 
 /// One undelivered claim.
