@@ -103,7 +103,10 @@ impl<B: IoBuf> Shard<B> {
         let Some(queue_slot) = self.state.catalog.find(queue) else { return false };
         let pinned = match mode {
             ClaimMode::Pinned { partition, subscription } => {
-                match self.pin(now, queue_slot, group, partition, *subscription) {
+                // A pop that waited is new since it came, not since it is served.
+                let waited_us = now.mono_us.saturating_sub(arrival.since_us);
+                let since_us = now.wall_us.saturating_sub_unsigned(waited_us);
+                match self.pin(since_us, queue_slot, group, partition, *subscription) {
                     Some(key) => Some(key),
                     None => return false,
                 }
@@ -280,7 +283,7 @@ impl<B: IoBuf> Shard<B> {
     /// partition and is not registered. `None`: no such partition, or nothing in it for it yet.
     fn pin(
         &mut self,
-        now: Now,
+        since_us: i64,
         queue: u32,
         group: &str,
         partition: &str,
@@ -299,7 +302,7 @@ impl<B: IoBuf> Shard<B> {
         } else {
             match subscription {
                 Subscription::All => stored.log_start,
-                Subscription::New => stored.first_created_from(now.wall_us),
+                Subscription::New => stored.first_created_from(since_us),
                 Subscription::From(us) => stored.first_created_from(us),
             }
         };
