@@ -139,6 +139,13 @@ fn every_parked_group_gets_the_first_message_of_a_new_partition() {
             let target = format!("born?wait=true&timeout=10000&consumerGroup={group}&autoAck=true");
             thread::spawn(move || client.pop(&target))
         });
+        // One more group, that waits for this partition alone before it is there.
+        let mut client = broker.client();
+        let target = format!(
+            "born/partition/p{round}?wait=true&timeout=10000&consumerGroup=pin{round}&autoAck=true"
+        );
+        let pinned = thread::spawn(move || client.pop(&target));
+        let pops = pops.into_iter().chain([pinned]);
         thread::sleep(Duration::from_millis(100));
         broker.client().push_one("born", &format!("p{round}"), "", &round.to_string());
         for pop in pops {

@@ -1,7 +1,7 @@
 //! Disk operations of the running log, on O_DIRECT files through io_uring.
 //!
-//! One [`Disk`] for each shard. Each [`LogIo`] is performed once and answered once; nothing is
-//! retried here. Files are opened at their first use and stay open until they are renamed or
+//! One [`Disk`] for each shard. Each [`LogIo`] is performed once and answered once; nothing that
+//! has reached a file is retried here. Files are opened at their first use and stay open until they are renamed or
 //! removed. Payload bytes are not copied, except where a read is longer than one piece.
 
 use std::cell::RefCell;
@@ -10,6 +10,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ahash::AHashMap;
 use glommio::GlommioError;
@@ -20,6 +21,8 @@ use crate::base::buf::{ALIGN, IoBuf};
 use crate::base::fault::DiskError;
 use crate::log::io::{FileId, IoDone, LogIo};
 
+/// Between two tries to open a file while there is no free descriptor.
+const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(10);
 /// Longest single read. Reads above a device's largest request were reported to hang.
 const READ_PIECE: usize = 1 << 20;
 
@@ -161,10 +164,28 @@ impl Disk {
         if let Some(file) = self.open.borrow().get(&id) {
             return Ok(file.clone());
         }
-        let opened = OpenOptions::new().read(true).write(true).dma_open(self.path(id)).await;
-        let opened = Rc::new(opened.map_err(errno)?);
+        let opened = Rc::new(self.open_file(id).await?);
         // Another operation may have opened it meanwhile; then ours is closed again by itself.
         Ok(self.open.borrow_mut().entry(id).or_insert(opened).clone())
+    }
+
+    /// Waits for a descriptor while there is none, in this process or on this host: nothing has
+    /// reached the file yet, so it is no failure of the disk, and whoever waits behind it is only
+    /// late.
+    async fn open_file(&self, id: FileId) -> Result<DmaFile, DiskError> {
+        let mut waits = false;
+        loop {
+            let opened = OpenOptions::new().read(true).write(true).dma_open(self.path(id)).await;
+            match opened.map_err(errno) {
+                Err(error) if matches!(error.errno, libc::EMFILE | libc::ENFILE) => {
+                    if !std::mem::replace(&mut waits, true) {
+                        tracing::warn!(file = id.name(), "no free descriptor to open it: waiting");
+                    }
+                    glommio::timer::sleep(DESCRIPTOR_PAUSE).await;
+                }
+                ended => return ended,
+            }
+        }
     }
 
     fn path(&self, id: FileId) -> PathBuf {

@@ -21,7 +21,11 @@ fn an_id_is_known_after_its_message_was_consumed_and_the_broker_restarted() {
     let popped = broker.client().pop("q");
     assert_eq!(broker.client().ack(&popped[0], "completed")["success"], true);
     for kill in [true, false] {
-        if kill { broker.kill9() } else { assert!(broker.terminate().success()) }
+        if kill {
+            broker.kill9()
+        } else {
+            assert!(broker.terminate().success())
+        }
         broker.restart();
         let again = broker.client().push_one("q", "p", "a", "2");
         assert_eq!(again["status"], "duplicate");
@@ -96,13 +100,18 @@ fn after_a_crash_inside_a_push_the_repeat_is_stored_exactly_once() {
     for round in 0..8u64 {
         let push = |number: u64| {
             let partition = number % 5;
-            format!("{{\"items\":[{{\"queue\":\"c\",\"partition\":\"{partition}\",\
-                      \"transactionId\":\"{round}-{number}\",\"payload\":{number}}}]}}")
+            format!(
+                "{{\"items\":[{{\"queue\":\"c\",\"partition\":\"{partition}\",\
+                      \"transactionId\":\"{round}-{number}\",\"payload\":{number}}}]}}"
+            )
         };
         let mut open: Vec<_> = (0..40).map(|_| broker.client()).collect();
         for (number, client) in open.iter_mut().enumerate() {
             let body = push(number as u64);
-            let head = format!("POST /api/v1/push HTTP/1.1\r\nHost: l\r\nContent-Length: {}\r\n\r\n", body.len());
+            let head = format!(
+                "POST /api/v1/push HTTP/1.1\r\nHost: l\r\nContent-Length: {}\r\n\r\n",
+                body.len()
+            );
             client.send_raw((head + &body).as_bytes()).unwrap();
         }
         std::thread::sleep(std::time::Duration::from_micros(300 * round));
@@ -137,9 +146,14 @@ fn a_thousand_pushes_whose_answers_were_lost_are_stored_once_each() {
             let broker = &broker;
             scope.spawn(move || {
                 for number in 0..250 {
-                    let body = format!("{{\"items\":[{{\"queue\":\"lost\",\"partition\":\"{worker}\",\
-                                        \"transactionId\":\"{number}\",\"payload\":{number}}}]}}");
-                    let head = format!("POST /api/v1/push HTTP/1.1\r\nHost: l\r\nContent-Length: {}\r\n\r\n", body.len());
+                    let body = format!(
+                        "{{\"items\":[{{\"queue\":\"lost\",\"partition\":\"{worker}\",\
+                                        \"transactionId\":\"{number}\",\"payload\":{number}}}]}}"
+                    );
+                    let head = format!(
+                        "POST /api/v1/push HTTP/1.1\r\nHost: l\r\nContent-Length: {}\r\n\r\n",
+                        body.len()
+                    );
                     let mut client = broker.client();
                     client.send_raw((head + &body).as_bytes()).unwrap();
                     drop(client);
@@ -155,7 +169,10 @@ fn a_thousand_pushes_whose_answers_were_lost_are_stored_once_each() {
         let popped = broker.client().pop(&target);
         assert_eq!(popped.len(), 250);
         for (at, message) in popped.iter().enumerate() {
-            assert_eq!((message.offset, message.transaction_id.clone()), (at as u64, at.to_string()));
+            assert_eq!(
+                (message.offset, message.transaction_id.clone()),
+                (at as u64, at.to_string())
+            );
         }
     }
 }
@@ -206,7 +223,10 @@ fn pushes_without_an_id_are_messages_of_their_own() {
         for _ in 0..2 {
             let result = client.push_items(&item(tx)).remove(0);
             assert_eq!(result["status"], "queued");
-            assert_eq!(result["message_id"], result["transaction_id"], "the minted id is the message's");
+            assert_eq!(
+                result["message_id"], result["transaction_id"],
+                "the minted id is the message's"
+            );
             assert!(ids.insert(result["transaction_id"].as_str().unwrap().to_owned()));
         }
     }

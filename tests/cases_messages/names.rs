@@ -2,16 +2,32 @@
 
 use serde_json::json;
 
-use crate::support::{Wire, encode, quoted};
 use crate::broker;
+use crate::support::{Wire, encode, quoted};
 
 #[test]
 fn any_text_is_a_name_and_no_bad_utf8_is() {
     let broker = broker();
     let mut client = broker.client();
     let names = [
-        "queue-🐇", "orders/../../api/overview", "q?x=1", "q#f", "..", ".", "a b", "%41", "a+b", "\u{0}",
-        "\"", "\\", "Ünïcödé", "e\u{301}", "\u{e9}", "//", "a;b", "\r\n",
+        "queue-🐇",
+        "orders/../../api/overview",
+        "q?x=1",
+        "q#f",
+        "..",
+        ".",
+        "a b",
+        "%41",
+        "a+b",
+        "\u{0}",
+        "\"",
+        "\\",
+        "Ünïcödé",
+        "e\u{301}",
+        "\u{e9}",
+        "//",
+        "a;b",
+        "\r\n",
     ];
     for (number, name) in names.iter().enumerate() {
         let pushed = client.push_one(name, name, "t", &number.to_string());
@@ -35,7 +51,8 @@ fn any_text_is_a_name_and_no_bad_utf8_is() {
             assert!(status == 400 || (target.contains('?') && status < 300), "{status}: {target}");
         }
     }
-    let answer = client.post("/api/v1/push", b"{\"items\":[{\"queue\":\"\xc0\xaf\",\"payload\":1}]}");
+    let answer =
+        client.post("/api/v1/push", b"{\"items\":[{\"queue\":\"\xc0\xaf\",\"payload\":1}]}");
     assert_eq!(answer.unwrap().status, 400);
     // No name became a path on the disk.
     let mut found = Vec::new();
@@ -51,14 +68,29 @@ fn a_name_over_the_budget_is_413_for_that_request_and_nothing_stops() {
     let mut client = broker.client();
     let name = |bytes: usize| "n".repeat(bytes);
     let push = |queue: &str, partition: &str, tx: &str| {
-        format!("{{\"items\":[{{\"queue\":\"ok\",\"payload\":1}},{{\"queue\":{},\"partition\":{},\
+        format!(
+            "{{\"items\":[{{\"queue\":\"ok\",\"payload\":1}},{{\"queue\":{},\"partition\":{},\
                  \"transactionId\":{},\"traceId\":{},\"payload\":1}}]}}",
-            quoted(queue), quoted(partition), quoted(tx), quoted(tx))
+            quoted(queue),
+            quoted(partition),
+            quoted(tx),
+            quoted(tx)
+        )
     };
     // The budget is 447 bytes with the 36 of the tenant: 411 are left.
     for (queue, partition, status) in [
-        (1, 410, 201), (1, 411, 413), (200, 211, 201), (200, 212, 413), (411, 0, 413), (404, 7, 201),
-        (446, 1, 413), (447, 1, 413), (448, 1, 413), (511, 1, 413), (512, 1, 413), (65_535, 1, 413),
+        (1, 410, 201),
+        (1, 411, 413),
+        (200, 211, 201),
+        (200, 212, 413),
+        (411, 0, 413),
+        (404, 7, 201),
+        (446, 1, 413),
+        (447, 1, 413),
+        (448, 1, 413),
+        (511, 1, 413),
+        (512, 1, 413),
+        (65_535, 1, 413),
         (1, 65_536, 413),
     ] {
         let body = push(&name(queue), &name(partition), "t");
@@ -105,7 +137,8 @@ fn foreign_files_in_the_data_directory_do_not_stop_the_start() {
     let mut broker = broker();
     broker.client().push_one("f", "p", "a", "1");
     assert!(broker.terminate().success());
-    let names = [".DS_Store", "1.bak", "99999999999999999999.log", "99999999999999999999.seg", "x.seg"];
+    let names =
+        [".DS_Store", "1.bak", "99999999999999999999.log", "99999999999999999999.seg", "x.seg"];
     for name in names {
         std::fs::write(broker.data_dir().join(name), b"foreign").unwrap();
         std::fs::write(broker.data_dir().join("shard-0000").join(name), b"foreign").unwrap();

@@ -49,7 +49,8 @@ fn order_holds_for_many_readers_that_nack_leave_and_join() {
     let broker = broker();
     let mut client = broker.client();
     for number in 0..EACH {
-        let item = |p| format!("{{\"queue\":\"churn\",\"partition\":\"p{p}\",\"payload\":{number}}}");
+        let item =
+            |p| format!("{{\"queue\":\"churn\",\"partition\":\"p{p}\",\"payload\":{number}}}");
         client.push_items(&(0..PARTITIONS).map(item).collect::<Vec<_>>().join(","));
     }
     client.configure("churn", json!({"retryLimit": 1_000_000}));
@@ -75,8 +76,11 @@ fn order_holds_for_many_readers_that_nack_leave_and_join() {
                     if choice % 4 == 0 {
                         // Everything from the nacked one on comes again; other partitions of the
                         // claim are settled.
-                        let others: Vec<_> =
-                            popped.iter().filter(|m| m.partition != first.partition).cloned().collect();
+                        let others: Vec<_> = popped
+                            .iter()
+                            .filter(|m| m.partition != first.partition)
+                            .cloned()
+                            .collect();
                         ledger.settle(&others);
                         client.ack_all(&others, "");
                         assert_eq!(client.ack(first, "failed")["success"], true);
@@ -104,10 +108,12 @@ fn offsets_stay_dense_while_batches_of_all_sizes_are_pushed_and_read() {
             let mut client = broker.client();
             let mut next = 0;
             for size in sizes {
-                let item = |n| format!("{{\"queue\":\"dense\",\"partition\":\"p\",\"payload\":{n}}}");
+                let item =
+                    |n| format!("{{\"queue\":\"dense\",\"partition\":\"p\",\"payload\":{n}}}");
                 let items: Vec<_> = (next..next + size).map(item).collect();
                 let results = client.push_items(&items.join(","));
-                let offsets: Vec<u64> = results.iter().map(|r| r["offset"].as_u64().unwrap()).collect();
+                let offsets: Vec<u64> =
+                    results.iter().map(|r| r["offset"].as_u64().unwrap()).collect();
                 assert_eq!(offsets, (next..next + size).collect::<Vec<_>>());
                 next += size;
             }
@@ -115,7 +121,8 @@ fn offsets_stay_dense_while_batches_of_all_sizes_are_pushed_and_read() {
         let mut client = broker.client();
         let mut batch = 1;
         while (seen.len() as u64) < total {
-            let popped = client.pop(&format!("dense?autoAck=true&wait=true&timeout=5000&batch={batch}"));
+            let popped =
+                client.pop(&format!("dense?autoAck=true&wait=true&timeout=5000&batch={batch}"));
             assert!(!popped.is_empty(), "stuck at {}", seen.len());
             seen.extend(popped.into_iter().map(|m| (m.offset, m.data)));
             batch = batch * 3 % 1_001 + 1;
@@ -167,7 +174,8 @@ fn offsets_go_on_after_everything_has_expired_also_over_a_kill() {
     }
     let limit = Instant::now() + Duration::from_secs(20);
     let left = |client: &mut crate::support::Client, group: &str| {
-        let target = format!("gone/partition/p?consumerGroup={group}&subscriptionMode=all&autoAck=true");
+        let target =
+            format!("gone/partition/p?consumerGroup={group}&subscriptionMode=all&autoAck=true");
         client.pop(&target).len()
     };
     let mut look = 0;

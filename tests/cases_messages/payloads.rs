@@ -2,8 +2,8 @@
 
 use serde_json::json;
 
-use crate::support::{Broker, Options, Wire};
 use crate::broker;
+use crate::support::{Broker, Options, Wire};
 
 #[test]
 fn every_json_value_is_popped_as_the_bytes_that_were_pushed() {
@@ -37,7 +37,8 @@ fn every_json_value_is_popped_as_the_bytes_that_were_pushed() {
             broker.kill9();
             broker.restart();
         }
-        let target = format!("odd?batch=100&autoAck=true&consumerGroup=g{kill}&subscriptionMode=all");
+        let target =
+            format!("odd?batch=100&autoAck=true&consumerGroup=g{kill}&subscriptionMode=all");
         let popped = broker.client().pop(&target);
         let found: Vec<&str> = popped.iter().map(|m| m.data.as_str()).collect();
         assert_eq!(found, payloads);
@@ -71,7 +72,8 @@ fn a_bad_envelope_is_400_and_stores_nothing() {
     }
     let unnamed = client.post("/api/v1/push", "{\"items\":[{\"queue\":\"\",\"payload\":1}]}");
     assert_eq!(unnamed.unwrap().status, 400, "no name");
-    let answer = client.post("/api/v1/push", b"{\"items\":[{\"queue\":\"bad\",\"payload\":\"\xff\"}]}");
+    let answer =
+        client.post("/api/v1/push", b"{\"items\":[{\"queue\":\"bad\",\"payload\":\"\xff\"}]}");
     assert_eq!(answer.unwrap().status, 400, "not UTF-8");
     assert!(client.pop("bad").is_empty(), "nothing was stored");
     // The envelope's keys twice: refused, or one of them counts; never half of each.
@@ -126,10 +128,15 @@ fn payloads_around_every_block_size_are_byte_equal_after_a_restart() {
         let size = 1usize << power;
         sizes.extend([size - 1, size, size + 1]);
     }
-    let payload = |size: usize| format!("\"{}\"", "abcdefgh".repeat(size / 8 + 1).get(..size - 2).unwrap());
+    let payload =
+        |size: usize| format!("\"{}\"", "abcdefgh".repeat(size / 8 + 1).get(..size - 2).unwrap());
     for (number, size) in sizes.iter().enumerate() {
         let mut client = broker.client();
-        let body = format!("{{\"items\":[{{\"queue\":\"big\",\"partition\":\"p{}\",\"transactionId\":\"{number}\",\"payload\":{}}}]}}", number % 3, payload(*size));
+        let body = format!(
+            "{{\"items\":[{{\"queue\":\"big\",\"partition\":\"p{}\",\"transactionId\":\"{number}\",\"payload\":{}}}]}}",
+            number % 3,
+            payload(*size)
+        );
         let answer = client.post("/api/v1/push", body).unwrap();
         assert_eq!(answer.status, 201);
         assert_eq!(answer.json()[0]["status"], "queued", "{size}");
@@ -141,7 +148,9 @@ fn payloads_around_every_block_size_are_byte_equal_after_a_restart() {
         }
         let mut seen = 0;
         for partition in 0..3 {
-            let target = format!("big/partition/p{partition}?batch=100&autoAck=true&consumerGroup=g{kill}&subscriptionMode=all");
+            let target = format!(
+                "big/partition/p{partition}?batch=100&autoAck=true&consumerGroup=g{kill}&subscriptionMode=all"
+            );
             for message in broker.client().pop(&target) {
                 let size = sizes[message.transaction_id.parse::<usize>().unwrap()];
                 assert!(message.data == payload(size), "{size} bytes came back changed");
