@@ -1,4 +1,4 @@
-//! The watchdog: one plain thread that wakes every executor each 10 ms.
+//! The watchdog: one plain thread that wakes the executors each 10 ms, idle ones each 40 ms.
 //!
 //! glommio 0.9 can go to sleep with runnable tasks: where the preempt timer fires before any
 //! task queue ran (the thread was descheduled), its loop takes "nothing ran" for "nothing to
@@ -10,7 +10,9 @@
 //! the executor's thread gets SIGURG with an empty handler, which interrupts the system call
 //! it would otherwise sleep in for ever.
 //!
-//! Cost: about 60 µs of CPU a wake-up, 0.8 % of a core for each executor.
+//! A wake-up costs the executor 60 to 180 µs. One that has used next to no processor time since
+//! the last wake-up has had hardly a turn in which to lose a task, so it is woken only each
+//! 40 ms: an idle executor then costs about 0.4 % of a core instead of 1.6 %.
 
 use std::future::poll_fn;
 use std::io;
@@ -23,6 +25,11 @@ use std::time::Duration;
 use super::sys::{self, ThreadHandle};
 
 pub const PERIOD: Duration = Duration::from_millis(10);
+
+/// Periods between two wake-ups of an executor that is idle.
+const IDLE_PERIODS: u32 = 4;
+/// Processor time since the last wake-up, its own included, up to which it is.
+const IDLE_CPU: Duration = Duration::from_micros(400);
 
 /// Unanswered wake-ups after which they come only each [`SLOW_EACH`] periods. glommio counts
 /// the references that queued wake-ups hold in 16 bits; an executor that sits in one long step
@@ -45,7 +52,7 @@ enum Target {
     None,
     /// Between [`Slot::before_run`] and the root future's first poll.
     Starting(ThreadHandle),
-    Running(Waker),
+    Running(Waker, ThreadHandle),
 }
 
 impl Slot {
@@ -66,7 +73,7 @@ impl Slot {
     pub async fn attach(self: &Arc<Self>) -> Attached {
         // The root's own waker at once: a spawned task's first poll may be what gets lost.
         poll_fn(|cx| {
-            self.set(Target::Running(cx.waker().clone()));
+            self.set(Target::Running(cx.waker().clone(), ThreadHandle::current()));
             Poll::Ready(())
         })
         .await;
@@ -76,7 +83,7 @@ impl Slot {
         glommio::spawn_local(poll_fn(move |cx| {
             slot.unanswered.store(0, Ordering::Relaxed);
             if std::mem::take(&mut first) {
-                slot.set(Target::Running(cx.waker().clone()));
+                slot.set(Target::Running(cx.waker().clone(), ThreadHandle::current()));
             }
             Poll::<()>::Pending
         }))
@@ -92,11 +99,17 @@ impl Slot {
         drop(old);
     }
 
-    fn wake(&self) {
+    fn look(&self, seen: &mut Seen) {
         match &*self.target.lock().unwrap_or_else(PoisonError::into_inner) {
             Target::None => {}
             Target::Starting(thread) => thread.kick(),
-            Target::Running(waker) => {
+            Target::Running(waker, thread) => {
+                seen.periods += 1;
+                let cpu = thread.cpu_time();
+                if cpu.saturating_sub(seen.cpu) < IDLE_CPU && seen.periods < IDLE_PERIODS {
+                    return;
+                }
+                *seen = Seen { periods: 0, cpu };
                 let unanswered = self.unanswered.fetch_add(1, Ordering::Relaxed);
                 if unanswered < UNANSWERED_FAST || unanswered.is_multiple_of(SLOW_EACH) {
                     waker.wake_by_ref();
@@ -104,6 +117,14 @@ impl Slot {
             }
         }
     }
+}
+
+/// What the watchdog remembers of an executor's last wake-up.
+#[derive(Clone, Copy, Default)]
+struct Seen {
+    periods: u32,
+    /// The processor time it had used by then.
+    cpu: Duration,
 }
 
 /// Keeps the watchdog on an executor; dropped at the end of its root future.
@@ -120,12 +141,13 @@ impl Drop for Attached {
 pub fn start(slots: Vec<Arc<Slot>>, period: Duration) -> io::Result<JoinHandle<()>> {
     sys::install_kick()?;
     thread::Builder::new().name("unpark".to_owned()).spawn(move || {
+        let mut seen = vec![Seen::default(); slots.len()];
         loop {
             thread::sleep(period);
             if slots.iter().all(|slot| slot.finished.load(Ordering::Acquire)) {
                 return;
             }
-            slots.iter().for_each(|slot| slot.wake());
+            slots.iter().zip(&mut seen).for_each(|(slot, seen)| slot.look(seen));
         }
     })
 }
