@@ -1,7 +1,9 @@
 //! Which transaction ids were stored lately: fingerprints to offsets, kept by time.
 //!
 //! An open-addressed table split into independent parts, so that growing touches one part at a
-//! time and no step of the core stalls on a rehash of everything. An entry is 16 bytes:
+//! time and no step of the core stalls on a rehash of everything. A part grows by a quarter: all
+//! parts fill alike, and with doubling all of them would stand half empty at once. An entry is 16
+//! bytes:
 //! 8 of key (fingerprint mixed with the partition), 8 of offset and coarse time. Entries leave
 //! by a sweep that follows the clock, without anybody touching their partition.
 //!
@@ -42,7 +44,7 @@ impl Entry {
 
 #[derive(Default)]
 struct Part {
-    /// A power of two of slots, or none.
+    /// Any number of slots, or none; never full.
     slots: Vec<Entry>,
     used: usize,
 }
@@ -120,7 +122,7 @@ fn part_of(key: u64) -> usize {
 impl Part {
     fn insert(&mut self, entry: Entry) {
         if (self.used + 1) * 8 > self.slots.len() * 7 {
-            let grown = (self.slots.len() * 2).max(PART_SLOTS_MIN);
+            let grown = self.slots.len() + (self.slots.len() / 4).max(PART_SLOTS_MIN);
             self.rebuild(grown, |_| true);
         }
         self.place(entry);
@@ -128,27 +130,34 @@ impl Part {
     }
 
     fn place(&mut self, entry: Entry) {
-        let mask = self.slots.len() - 1;
-        let mut at = entry.key as usize & mask;
+        let mut at = self.home(entry.key);
         while self.slots[at].key != 0 {
-            at = (at + 1) & mask;
+            at = self.after(at);
         }
         self.slots[at] = entry;
+    }
+
+    /// Where the search for a key begins: its low half, scaled to the slots.
+    fn home(&self, key: u64) -> usize {
+        ((u64::from(key as u32) * self.slots.len() as u64) >> 32) as usize
+    }
+
+    fn after(&self, at: usize) -> usize {
+        if at + 1 == self.slots.len() { 0 } else { at + 1 }
     }
 
     fn find(&self, key: u64, now_tick: u64, out: &mut Vec<(Offset, i64)>) {
         if self.slots.is_empty() {
             return;
         }
-        let mask = self.slots.len() - 1;
-        let mut at = key as usize & mask;
+        let mut at = self.home(key);
         while self.slots[at].key != 0 {
             if self.slots[at].key == key {
                 let entry = self.slots[at];
                 let stored = now_tick - entry.age(now_tick).min(now_tick);
                 out.push((entry.offset(), stored.cast_signed() * TICK_US));
             }
-            at = (at + 1) & mask;
+            at = self.after(at);
         }
     }
 
@@ -159,10 +168,7 @@ impl Part {
         if kept == self.used {
             return;
         }
-        let mut slots = PART_SLOTS_MIN;
-        while kept * 8 > slots * 5 {
-            slots *= 2;
-        }
+        let slots = (kept * 8 / 5).max(PART_SLOTS_MIN);
         self.rebuild(if kept == 0 { 0 } else { slots }, keep);
     }
 

@@ -51,6 +51,11 @@ impl Lines {
     pub(super) fn parked(&self) -> usize {
         self.lines.values().map(|line| line.waiters.len()).sum()
     }
+
+    fn of_queue(&self, queue: &str) -> Vec<(String, String)> {
+        let from = self.lines.range((queue.to_owned(), String::new())..);
+        from.take_while(|((q, _), _)| q == queue).map(|(name, _)| name.clone()).collect()
+    }
 }
 
 impl<B: IoBuf> Shard<B> {
@@ -141,16 +146,21 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
+    /// A change of the queue is on its way to every shard. Whoever was armed before it may not
+    /// have known the queue or the group, or forgets it with the old incarnation: all are armed
+    /// anew, behind the change.
+    pub(super) fn rearm_lines(&mut self, now: Now, queue: &str, fx: &mut Effects<B>) {
+        for name in self.lines.of_queue(queue) {
+            if let Some(line) = self.lines.lines.get_mut(&name) {
+                line.shards.iter_mut().for_each(|standing| standing.armed = false);
+                self.serve_line(now, &name, fx);
+            }
+        }
+    }
+
     /// The queue is gone: its waiters answer empty.
     pub(super) fn drop_lines(&mut self, queue: &str, fx: &mut Effects<B>) {
-        let names: Vec<(String, String)> = self
-            .lines
-            .lines
-            .range((queue.to_owned(), String::new())..)
-            .take_while(|((q, _), _)| q == queue)
-            .map(|(name, _)| name.clone())
-            .collect();
-        for name in names {
+        for name in self.lines.of_queue(queue) {
             let Some(line) = self.lines.lines.remove(&name) else { continue };
             for arrival in line.waiters.into_keys() {
                 let msg = PeerMsg::Unparked { task: arrival.task, queue: queue.to_owned() };

@@ -239,11 +239,13 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn change_durable(&mut self, now: Now, id: u64, fx: &mut Effects<B>) {
         let Some(change) = self.owner.changes.get(&id) else { return };
         let message = change.change.clone();
-        if change.missing == 0 {
-            return self.change_complete(now, id, fx);
-        }
+        let alone = change.missing == 0;
         for peer in self.others() {
             fx.send(peer, PeerMsg::Replicate { change_id: id, change: message.clone() });
+        }
+        self.rearm_lines(now, queue_of(&message), fx);
+        if alone {
+            self.change_complete(now, id, fx);
         }
     }
 
@@ -264,6 +266,8 @@ impl<B: IoBuf> Shard<B> {
         for (to, task, outcome) in change.waiters {
             self.send(to, PeerMsg::CatalogDone { task, result: Ok(outcome) }, fx);
         }
+        // Once more, for a shard that had no room for the change when it came.
+        self.rearm_lines(now, queue_of(&change.change), fx);
         if let CatalogChange::Queue(image) = &change.change {
             self.queue_appeared(now, image, fx);
         }

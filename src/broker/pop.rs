@@ -253,6 +253,7 @@ impl<B: IoBuf> Shard<B> {
 
     // ---- what comes back
 
+    #[expect(clippy::too_many_arguments, reason = "the fields of one message")]
     pub(super) fn claimed_by_peer(
         &mut self,
         now: Now,

@@ -40,13 +40,18 @@ pub(super) struct PushTask {
     /// Parts without an answer.
     left: usize,
     refusal: Option<Refusal>,
-    retries: u32,
+    /// The queue whose owner was asked and has not answered.
+    asked: Option<String>,
 }
 
 #[derive(Debug)]
 struct PushPart {
     /// Places of its items in the request.
     items: Vec<u32>,
+    /// Its queue's owner must be asked before it is sent again.
+    stale: bool,
+    /// How often it has come back stale.
+    retries: u32,
     /// The batch while it is here: waiting for its queue to exist.
     batch: Option<PushBatch>,
 }
@@ -103,7 +108,7 @@ impl<B: IoBuf> Shard<B> {
         let parts = self.split(now, items);
         let left = parts.len();
         let results = vec![None; items.len()];
-        let task = PushTask { token, parts, results, left, refusal: None, retries: 0 };
+        let task = PushTask { token, parts, results, left, refusal: None, asked: None };
         let task = self.new_task(Task::Push(task));
         self.send_parts(task, fx);
     }
@@ -123,6 +128,8 @@ impl<B: IoBuf> Shard<B> {
                     Entry::Vacant(new) => {
                         parts.push(PushPart {
                             items: Vec::new(),
+                            stale: false,
+                            retries: 0,
                             batch: Some(PushBatch {
                                 queue: name.0.to_owned(),
                                 incarnation: 0,
@@ -156,7 +163,7 @@ impl<B: IoBuf> Shard<B> {
         parts
     }
 
-    /// Sends every part that is still here and whose queue exists; asks for the other queues.
+    /// Sends every part that is still here and whose queue exists; asks about the other queues.
     fn send_parts(&mut self, task: TaskId, fx: &mut Effects<B>) {
         let shards = u64::from(self.config.shards);
         let Some(Task::Push(push)) = self.tasks.get_mut(&task) else { return };
@@ -164,7 +171,7 @@ impl<B: IoBuf> Shard<B> {
         let mut unknown: Option<String> = None;
         for (at, part) in push.parts.iter_mut().enumerate() {
             let Some(batch) = &mut part.batch else { continue };
-            match self.state.catalog.by_name(&batch.queue) {
+            match self.state.catalog.by_name(&batch.queue).filter(|_| !part.stale) {
                 Some(queue) => {
                     batch.incarnation = queue.image.incarnation;
                     ready.extend(part.batch.take().map(|batch| (at as u32, batch)));
@@ -179,6 +186,16 @@ impl<B: IoBuf> Shard<B> {
             self.send(to, PeerMsg::Push { task, part, batch }, fx);
         }
         if let Some(queue) = unknown {
+            self.push_asks(task, queue, fx);
+        }
+    }
+
+    /// Asks a queue's owner to make it, or to say when all shards know it. One question at a
+    /// time: its answer sends the parts that have come back meanwhile, and asks the next.
+    fn push_asks(&mut self, task: TaskId, queue: String, fx: &mut Effects<B>) {
+        let Some(Task::Push(push)) = self.tasks.get_mut(&task) else { return };
+        if push.asked.is_none() {
+            push.asked = Some(queue.clone());
             let owner = self.owner_of(&queue);
             self.send(owner, PeerMsg::EnsureQueue { task, queue }, fx);
         }
@@ -192,8 +209,12 @@ impl<B: IoBuf> Shard<B> {
         refusal: Option<Refusal>,
         fx: &mut Effects<B>,
     ) {
-        let Some(refusal) = refusal else { return self.send_parts(task, fx) };
         let Some(Task::Push(push)) = self.tasks.get_mut(&task) else { return };
+        let answered = push.asked.take();
+        for part in &mut push.parts {
+            part.stale &= part.batch.as_ref().map(|batch| &batch.queue) != answered.as_ref();
+        }
+        let Some(refusal) = refusal else { return self.send_parts(task, fx) };
         let kept = push.parts.iter_mut().filter_map(|part| part.batch.take()).count();
         push.left -= kept;
         push.refusal = Some(refusal);
@@ -210,14 +231,17 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let Some(Task::Push(push)) = self.tasks.get_mut(&task) else { return };
-        push.retries += 1;
-        if push.retries > RETRIES_MAX {
+        // Each part counts for itself: a thousand that find a new queue not yet there are one
+        // round, not a thousand.
+        let returned = &mut push.parts[part as usize];
+        returned.retries += 1;
+        if returned.retries > RETRIES_MAX {
             return self.pushed(task, part, Err(vanishing_queue()), fx);
         }
         let queue = batch.queue.clone();
-        push.parts[part as usize].batch = Some(batch);
-        let owner = self.owner_of(&queue);
-        self.send(owner, PeerMsg::EnsureQueue { task, queue }, fx);
+        returned.batch = Some(batch);
+        returned.stale = true;
+        self.push_asks(task, queue, fx);
     }
 
     pub(super) fn pushed(

@@ -402,7 +402,7 @@ fn join_dead_letters<B>(query: &DeadLetterQuery, parts: Vec<ReadPart>) -> Reply<
         all.extend(rows);
         sum += total;
     }
-    all.sort_by(|a, b| (b.failed_at_us, b.id).cmp(&(a.failed_at_us, a.id)));
+    all.sort_by_key(|row| std::cmp::Reverse((row.failed_at_us, row.id)));
     let rows = all
         .into_iter()
         .skip(query.offset)

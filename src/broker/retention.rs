@@ -12,14 +12,14 @@ use crate::base::ids::Offset;
 use crate::base::limits;
 use crate::base::time::Now;
 
-/// Time between two steps. Idle shards pay it ten times a second: some microseconds.
-pub(super) const STEP_MS: u64 = 100;
+/// Time between two steps. Even an idle shard pays for it: a wake-up of its executor.
+pub(super) const STEP_MS: u64 = 250;
 /// Partitions looked at for retention in one step.
-const RETENTION_PER_STEP: usize = 1_000;
+const RETENTION_PER_STEP: usize = 2_500;
 /// Deleted partitions whose memory is given back in one step.
-const REAP_PER_STEP: usize = 2_000;
+const REAP_PER_STEP: usize = 5_000;
 /// Released leases forgotten in one step.
-const RELEASED_PER_STEP: usize = 1_000;
+const RELEASED_PER_STEP: usize = 2_500;
 
 impl<B: IoBuf> Shard<B> {
     pub(super) fn housekeeping(&mut self, now: Now, fx: &mut Effects<B>) {

@@ -77,6 +77,7 @@ pub(super) enum Event {
 
 /// What waits for a log position.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "moved twice; a box would cost an allocation each")]
 pub(super) enum Deferred<B> {
     Reply {
         token: Token,

@@ -26,6 +26,7 @@ use super::dma::DmaBuf;
 use super::fs_storage::FsStorage;
 use super::mesh::Mesh;
 use super::replies::{Filled, Look, Replies};
+use super::unpark;
 use crate::base::ids::{ShardId, Token};
 use crate::base::time::Now;
 use crate::broker::effect::{Effect, Effects};
@@ -115,6 +116,7 @@ impl ShardHandle {
     /// Hands a command in. The answer is the future's; dropping it says that the client is
     /// gone.
     pub fn handle(self: &Rc<Self>, command: Command<'_>) -> Answering {
+        unpark::note_activity();
         let token = self.replies.borrow_mut().open();
         self.step("handle", |shard, now, fx| shard.handle(now, command, token, fx));
         Answering { shard: self.clone(), token, open: true }
@@ -125,6 +127,7 @@ impl ShardHandle {
     }
 
     pub fn deliver(self: &Rc<Self>, from: ShardId, msg: PeerMsg) {
+        unpark::note_activity();
         self.step("deliver", |shard, now, fx| shard.deliver(now, from, msg, fx));
     }
 
@@ -245,6 +248,7 @@ impl ShardHandle {
     }
 
     fn begin_io(self: &Rc<Self>, io: LogIo<DmaBuf>) {
+        unpark::note_activity();
         let shard = self.clone();
         glommio::spawn_local(async move {
             let done = shard.disk.perform(io).await;

@@ -6,7 +6,6 @@ use std::mem;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
-use std::time::Duration;
 
 /// `-1` and `errno` to a result.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -197,39 +196,23 @@ pub fn send_vectored(socket: &impl AsRawFd, parts: &[IoSlice<'_>]) -> io::Result
     usize::try_from(sent).map_err(|_negative| io::Error::last_os_error())
 }
 
-/// A thread that a signal can be sent to and whose processor time can be read, for as long as
-/// it runs. The holder makes sure of that: [`super::unpark`] forgets a handle, under the lock it
-/// uses it under, before the thread may end.
+/// A thread that a signal can be sent to, for as long as it runs.
 #[derive(Clone, Copy)]
-pub struct ThreadHandle {
-    thread: libc::pthread_t,
-    cpu_clock: libc::clockid_t,
-}
+pub struct ThreadHandle(libc::pthread_t);
 
 impl ThreadHandle {
     pub fn current() -> Self {
         // SAFETY: it has no preconditions.
-        let thread = unsafe { libc::pthread_self() };
-        let mut cpu_clock = libc::CLOCK_PROCESS_CPUTIME_ID;
-        // SAFETY: the thread is the running one, `cpu_clock` lives through the call. Where it
-        // fails the process's clock stays, which only ever says more.
-        let _ = unsafe { libc::pthread_getcpuclockid(thread, &mut cpu_clock) };
-        Self { thread, cpu_clock }
+        Self(unsafe { libc::pthread_self() })
     }
 
     /// Interrupts whatever system call the thread sleeps in. [`install_kick`] comes first.
+    ///
+    /// The caller makes sure that the thread still runs: [`super::unpark`] forgets a handle
+    /// under the same lock before its thread may end.
     pub fn kick(self) {
         // SAFETY: the thread runs, as said above; SIGURG has a handler that does nothing.
-        let _ = unsafe { libc::pthread_kill(self.thread, libc::SIGURG) };
-    }
-
-    /// Processor time it has used so far.
-    pub fn cpu_time(self) -> Duration {
-        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: `time` lives through the call, which only writes to it.
-        let _ = unsafe { libc::clock_gettime(self.cpu_clock, &mut time) };
-        let seconds = u64::try_from(time.tv_sec).unwrap_or(0);
-        Duration::from_secs(seconds) + Duration::from_nanos(time.tv_nsec.unsigned_abs())
+        let _ = unsafe { libc::pthread_kill(self.0, libc::SIGURG) };
     }
 }
 

@@ -26,7 +26,7 @@ enum Sent {
     Pop { shard: usize, sent: Box<PopSent>, cancelled: bool },
     Ack { group: String, items: Vec<AckItem<'static>> },
     Extend { lease: LeaseId, seconds: u32, at_us: i64 },
-    Delete { partitions: Vec<PartitionId> },
+    Delete { queue: String, partitions: Vec<PartitionId> },
     Other,
 }
 
@@ -70,7 +70,7 @@ fn run(seed: u64) -> Result<u64, String> {
         world: World::new(shape, root.fork(2), root.fork(3)),
         flavor,
         work: Workload::new(prng),
-        ledger: Ledger::default(),
+        ledger: Ledger::new(flavor.faults),
         open: BTreeMap::new(),
         again: Vec::new(),
         step: 0,
@@ -246,7 +246,7 @@ impl Chaos {
         self.say(|| format!("delete {queue}"));
         let shard = self.shard();
         let token = self.world.command(shard, Command::DeleteQueue { queue: &queue })?;
-        self.open.insert(token, Sent::Delete { partitions });
+        self.open.insert(token, Sent::Delete { queue, partitions });
         Ok(())
     }
 
@@ -325,7 +325,7 @@ impl Chaos {
                 self.acked(&group, &items, &results)
             }
             (Sent::Ack { group, items }, Reply::Refused(_)) => {
-                self.ack_ended(&group, &items);
+                self.ack_ended(&group, &items, None);
                 Ok(())
             }
             (Sent::Extend { lease, seconds, at_us }, Reply::Extended(extended)) => {
@@ -333,11 +333,13 @@ impl Chaos {
                 self.ledger.extended(lease, until_us, extended.renewed as usize);
                 Ok(())
             }
-            (Sent::Delete { partitions }, Reply::Deleted { .. }) => {
+            (Sent::Delete { queue, partitions }, Reply::Deleted { .. }) => {
                 self.ledger.deleted(self.step, partitions);
+                self.ledger.delete_ended(&queue);
                 Ok(())
             }
             (Sent::Other, Reply::Configured { .. }) => Ok(()),
+            // A deletion that was refused may still come to pass with the next start.
             (Sent::Extend { .. } | Sent::Delete { .. } | Sent::Other, Reply::Refused(_)) => Ok(()),
             (_, other) => Err(format!("an answer of another kind: {other:?}")),
         }
@@ -416,19 +418,20 @@ impl Chaos {
         }
     }
 
-    fn ack_ended(&mut self, group: &str, items: &[AckItem<'_>]) {
-        for item in items {
+    fn ack_ended(&mut self, group: &str, items: &[AckItem<'_>], results: Option<&[AckResult]>) {
+        for (at, item) in items.iter().enumerate() {
             if let Some(partition) = item.partition_id {
-                self.ledger.ack_ended(self.step, group, partition, &item.lease_id);
+                let kept = results.is_some_and(|r| r[at].success && !r[at].lease_released);
+                self.ledger.ack_ended(self.step, group, partition, &item.lease_id, kept);
             }
         }
     }
 
     fn acked(&mut self, group: &str, items: &[AckItem<'_>], results: &[AckResult]) -> Step {
-        self.ack_ended(group, items);
         if items.len() != results.len() {
             return Err("an ack answers another number of items".into());
         }
+        self.ack_ended(group, items, Some(results));
         let mut targets: BTreeMap<(PartitionId, &str), Vec<usize>> = BTreeMap::new();
         for (at, (item, result)) in items.iter().zip(results).enumerate() {
             let Some(partition) = item.partition_id else { continue };
@@ -446,8 +449,7 @@ impl Chaos {
                         (item.transaction_id.clone().into_owned(), item.status, results[*at].noop)
                     })
                     .collect();
-                let released = places.iter().any(|at| results[*at].lease_released);
-                self.ledger.acked(self.step, group, partition, lease, &settled, released);
+                self.ledger.acked(self.step, group, partition, lease, &settled);
             }
         }
         Ok(())

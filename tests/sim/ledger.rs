@@ -28,8 +28,8 @@ enum Fate {
 struct Pushed {
     item: Item,
     request: u64,
-    /// Deletions of its queue begun before it was sent.
-    deletions: u64,
+    /// Deletions of its queue begun before it was sent; `None`: one was on its way.
+    deletions: Option<u64>,
     fate: Fate,
 }
 
@@ -50,8 +50,16 @@ struct LeaseSeen {
     /// It lives at least until then.
     sure_until_us: i64,
     answered_us: i64,
-    /// Something was sent that may have ended it.
-    maybe_over: bool,
+    /// Something has ended it, or may have.
+    over: bool,
+    /// Acks under it without an answer, by item.
+    open: usize,
+}
+
+impl LeaseSeen {
+    fn is_sure(&self) -> bool {
+        !self.over && self.open == 0
+    }
 }
 
 #[derive(Default, Debug)]
@@ -84,6 +92,8 @@ pub struct Ledger {
     readers: BTreeMap<(PartitionId, String), Reader>,
     /// Deletions begun, by queue.
     deletions: BTreeMap<String, u64>,
+    /// Queues with a deletion on its way, once for each.
+    deleting: Vec<String>,
     /// Partitions of deleted queues, and the step the deletion was answered.
     dead: BTreeMap<PartitionId, u64>,
     /// Queues whose retention may have removed something.
@@ -95,6 +105,7 @@ pub struct Ledger {
     /// Dead letters that an ack reported.
     filed: BTreeSet<(PartitionId, String, String)>,
     requests: u64,
+    reads_fail: bool,
 }
 
 /// The number each payload begins with.
@@ -104,6 +115,11 @@ pub fn number_of(payload: &[u8]) -> Option<u64> {
 }
 
 impl Ledger {
+    /// With `reads_fail`, an original may be unreadable when its duplicate comes.
+    pub fn new(reads_fail: bool) -> Self {
+        Self { reads_fail, ..Self::default() }
+    }
+
     // ---- pushes
 
     pub fn push(&mut self, items: &[Item]) -> Vec<u64> {
@@ -111,7 +127,8 @@ impl Ledger {
         let mut numbers = Vec::new();
         for item in items {
             let number = number_of(&item.payload).expect("payloads are numbered");
-            let deletions = self.deletions.get(&item.queue).copied().unwrap_or(0);
+            let begun = self.deletions.get(&item.queue).copied().unwrap_or(0);
+            let deletions = (!self.deleting.contains(&item.queue)).then_some(begun);
             let request = self.requests;
             let pushed = Pushed { item: item.clone(), request, deletions, fate: Fate::Unknown };
             self.pushed.insert(number, pushed);
@@ -132,9 +149,9 @@ impl Ledger {
         let mut durable = Vec::new();
         for (number, result) in numbers.iter().zip(results) {
             let pushed = self.pushed.get_mut(number).expect("sent");
-            let intact = self.deletions.get(&pushed.item.queue).copied().unwrap_or(0)
-                == pushed.deletions
-                && !self.retained.contains(&pushed.item.queue);
+            let begun = self.deletions.get(&pushed.item.queue).copied().unwrap_or(0);
+            let intact =
+                Some(begun) == pushed.deletions && !self.retained.contains(&pushed.item.queue);
             match result {
                 PushResult::Queued { id, offset } => {
                     pushed.fate = Fate::Stored(offset.0, *id);
@@ -262,7 +279,7 @@ impl Ledger {
         let length_us = i64::from(sent.request.lease_seconds.unwrap_or(1)) * 1_000_000;
         let mine_until_us = sent.at_us + length_us;
         for other in &reader.leases {
-            let live = !other.maybe_over && other.sure_until_us > now_us;
+            let live = other.is_sure() && other.sure_until_us > now_us;
             let clash = match lease {
                 // Its own lease may have ended before the other was granted.
                 Some(id) => other.id != id && mine_until_us > other.answered_us,
@@ -274,7 +291,7 @@ impl Ledger {
         }
         match lease {
             Some(id) => {
-                let maybe_over =
+                let over =
                     reader.unfenced_open > 0 || reader.unfenced.is_some_and(|s| s >= sent.step);
                 reader.leases.retain(|l| l.sure_until_us > now_us);
                 reader.leases.push(LeaseSeen {
@@ -283,7 +300,8 @@ impl Ledger {
                     end,
                     sure_until_us: mine_until_us,
                     answered_us: now_us,
-                    maybe_over,
+                    over,
+                    open: 0,
                 });
             }
             None => {
@@ -347,7 +365,8 @@ impl Ledger {
         let ceiling = if offsets.len() == 1 { last } else { u64::MAX };
         reader.ceiling = reader.ceiling.max(ceiling);
         for held in &mut reader.leases {
-            held.maybe_over |= lease.is_empty() || uuid::parse(lease) == Some(held.id.0);
+            held.over |= lease.is_empty();
+            held.open += usize::from(uuid::parse(lease) == Some(held.id.0));
         }
         if lease.is_empty() {
             reader.unfenced = Some(step);
@@ -355,23 +374,37 @@ impl Ledger {
         }
     }
 
-    /// An ack's item was answered, whatever the answer.
-    pub fn ack_ended(&mut self, step: u64, group: &str, partition: PartitionId, lease: &str) {
-        if let Some(reader) = self.readers.get_mut(&(partition, group.to_owned()))
-            && lease.is_empty()
-        {
+    /// An ack's item was answered; `kept`: for sure its lease goes on.
+    pub fn ack_ended(
+        &mut self,
+        step: u64,
+        group: &str,
+        partition: PartitionId,
+        lease: &str,
+        kept: bool,
+    ) {
+        let Some(reader) = self.readers.get_mut(&(partition, group.to_owned())) else { return };
+        if lease.is_empty() {
             reader.unfenced = Some(step);
             reader.unfenced_open -= 1;
+        }
+        for held in reader.leases.iter_mut().filter(|l| uuid::parse(lease) == Some(l.id.0)) {
+            // It may have been granted to us while the ack was on its way.
+            held.open = held.open.saturating_sub(1);
+            held.over |= !kept;
         }
     }
 
     /// All commands without an answer are gone.
     pub fn crashed(&mut self) {
-        self.readers.values_mut().for_each(|reader| reader.unfenced_open = 0);
+        for reader in self.readers.values_mut() {
+            reader.unfenced_open = 0;
+            reader.leases.iter_mut().for_each(|l| l.over |= l.open > 0);
+        }
+        self.deleting.clear();
     }
 
     /// All items of one target were answered with success. Only completions settle for sure.
-    #[expect(clippy::too_many_arguments, reason = "one answered target")]
     pub fn acked(
         &mut self,
         step: u64,
@@ -379,7 +412,6 @@ impl Ledger {
         partition: PartitionId,
         lease: &str,
         items: &[(String, AckStatus, bool)],
-        released: bool,
     ) {
         let mut floor = 0;
         if items.iter().all(|(_, status, _)| *status == AckStatus::Completed) {
@@ -394,11 +426,6 @@ impl Ledger {
         if floor > 0 {
             reader.floors.push((step, floor));
         }
-        if !lease.is_empty() && !released {
-            let fenced = reader.unfenced.is_none();
-            let held = reader.leases.iter_mut().filter(|l| uuid::parse(lease) == Some(l.id.0));
-            held.for_each(|l| l.maybe_over &= !fenced);
-        }
     }
 
     pub fn filed(&mut self, partition: PartitionId, group: &str, id: &str) {
@@ -407,7 +434,7 @@ impl Ledger {
 
     pub fn extended(&mut self, id: LeaseId, until_us: i64, renewed: usize) {
         let held = || self.readers.values().flat_map(|r| &r.leases).filter(|l| l.id == id);
-        if held().count() == renewed && held().all(|l| !l.maybe_over) {
+        if held().count() == renewed && held().all(LeaseSeen::is_sure) {
             let all = self.readers.values_mut().flat_map(|r| r.leases.iter_mut());
             all.filter(|l| l.id == id)
                 .for_each(|l| l.sure_until_us = l.sure_until_us.max(until_us));
@@ -418,14 +445,21 @@ impl Ledger {
 
     pub fn delete_sent(&mut self, queue: &str) -> Vec<PartitionId> {
         *self.deletions.entry(queue.to_owned()).or_default() += 1;
+        self.deleting.push(queue.to_owned());
         let homes = self.homes.iter().filter(|(_, home)| home.0 == queue);
         let known: Vec<PartitionId> = homes.map(|(id, _)| *id).collect();
         for id in &known {
             for (_, reader) in self.readers.iter_mut().filter(|((p, _), _)| p == id) {
-                reader.leases.iter_mut().for_each(|l| l.maybe_over = true);
+                reader.leases.iter_mut().for_each(|l| l.over = true);
             }
         }
         known
+    }
+
+    pub fn delete_ended(&mut self, queue: &str) {
+        if let Some(at) = self.deleting.iter().position(|name| name == queue) {
+            self.deleting.swap_remove(at);
+        }
     }
 
     pub fn deleted(&mut self, step: u64, partitions: Vec<PartitionId>) {
@@ -456,7 +490,8 @@ impl Ledger {
     pub fn complete(&self, live: &BTreeMap<PartitionId, u64>) -> Step {
         for (number, pushed) in &self.pushed {
             let queue = &pushed.item.queue;
-            let intact = self.deletions.get(queue).copied().unwrap_or(0) == pushed.deletions;
+            let begun = self.deletions.get(queue).copied().unwrap_or(0);
+            let intact = Some(begun) == pushed.deletions;
             if !intact || self.retained.contains(queue) {
                 continue;
             }
@@ -479,10 +514,12 @@ impl Ledger {
     }
 
     fn has_original(&self, pushed: &Pushed, offset: u64, id: MessageId) -> Step {
+        // An original that the disk would not show is named by its offset alone.
         let home = (pushed.item.queue.clone(), pushed.item.partition.clone());
+        let unread = id == MessageId::default() && self.reads_fail;
         let found = self.homes.iter().any(|(partition, h)| {
             *h == home
-                && self.seen[partition].get(&offset).is_some_and(|s| s.id == id)
+                && self.seen[partition].get(&offset).is_some_and(|s| s.id == id || unread)
                 && self.transaction_id(*partition, offset) == self.id_of(pushed, id)
         });
         match found {

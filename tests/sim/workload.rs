@@ -15,12 +15,19 @@ const GROUPS: [&str; 4] = [QUEUE_MODE, "g1", "g2", "g3"];
 const RECENT: usize = 24;
 
 /// An item of a push, owned.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct Item {
     pub queue: String,
     pub partition: String,
     pub transaction_id: Option<String>,
     pub payload: Vec<u8>,
+}
+
+impl std::fmt::Debug for Item {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let start = String::from_utf8_lossy(&self.payload[..self.payload.len().min(8)]);
+        write!(f, "{}/{} {:?} {start}", self.queue, self.partition, self.transaction_id)
+    }
 }
 
 impl Item {

@@ -58,6 +58,8 @@ pub struct World {
     open: BTreeMap<u64, usize>,
     next_token: u64,
     trace: u64,
+    /// Print what crosses the mesh: `SIM_MESH=1`.
+    talk: bool,
 }
 
 impl World {
@@ -76,6 +78,7 @@ impl World {
             open: BTreeMap::new(),
             next_token: 0,
             trace: 0,
+            talk: std::env::var_os("SIM_MESH").is_some(),
         }
     }
 
@@ -293,6 +296,9 @@ impl World {
             pair => {
                 let (from, to) = ((pair - n) / n, (pair - n) % n);
                 let msg = self.mesh[pair - n].pop_front().ok_or("a message got lost")?;
+                if self.talk {
+                    eprintln!("{from} to {to}: {:.300}", format!("{msg:?}"));
+                }
                 self.shards[to].deliver(self.now, ShardId(from as u16), msg, &mut self.fx);
                 self.absorb(to)?;
             }

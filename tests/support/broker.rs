@@ -20,11 +20,13 @@ pub struct Options {
     /// More arguments, as on the command line.
     pub arguments: Vec<String>,
     pub environment: Vec<(String, String)>,
+    /// The soft and hard limit of open files, where the shell's is not wanted.
+    pub open_files: Option<u32>,
 }
 
 impl Default for Options {
     fn default() -> Self {
-        Self { shards: 2, arguments: Vec::new(), environment: Vec::new() }
+        Self { shards: 2, arguments: Vec::new(), environment: Vec::new(), open_files: None }
     }
 }
 
@@ -56,7 +58,7 @@ impl Broker {
     pub fn spawn(&mut self) {
         assert!(self.child.is_none(), "the broker still runs");
         let log = File::options().create(true).append(true).open(self.log_path()).unwrap();
-        let mut command = Command::new(env!("CARGO_BIN_EXE_lanemq"));
+        let mut command = self.command();
         // Settings of the shell that runs the tests are not settings of this broker.
         for (name, _) in std::env::vars_os() {
             if name.to_string_lossy().starts_with("LANEMQ_") {
@@ -76,6 +78,15 @@ impl Broker {
             .spawn()
             .unwrap();
         self.child = Some(child);
+    }
+
+    /// The binary under test, under a shell that lowers the limit of open files where asked.
+    fn command(&self) -> Command {
+        let binary = binary();
+        let Some(limit) = self.options.open_files else { return Command::new(binary) };
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("ulimit -n {limit} && exec \"$0\" \"$@\"")).arg(binary);
+        command
     }
 
     pub fn wait_healthy(&mut self) {
@@ -176,6 +187,13 @@ impl Drop for Broker {
         }
         let _ = fs::remove_dir_all(&self.root);
     }
+}
+
+/// The binary cargo built for this test; `BROKER_BIN` names another, such as a release build for
+/// the figures that are measured by hand.
+fn binary() -> PathBuf {
+    let other = std::env::var_os("BROKER_BIN").filter(|path| !path.is_empty());
+    other.map_or_else(|| env!("CARGO_BIN_EXE_lanemq").into(), PathBuf::from)
 }
 
 /// A port that is free now. It is below the kernel's range for outgoing connections: a client that
