@@ -103,7 +103,11 @@ impl<B: IoBuf> Chunk<B> {
         let content = self.len;
         self.pad(BLOCK);
         let mut pieces = self.full;
-        pieces.extend(self.filling);
+        pieces.extend(self.filling.map(|mut piece| {
+            // Nobody shares it yet; a write of a whole buffer needs no copy of its front.
+            piece.buf.trim(piece.len);
+            piece
+        }));
         let closed =
             Closed { segment: self.segment, start: self.start, len: self.len as u64, pieces };
         closed.assert_padding(content as u64);
