@@ -77,7 +77,7 @@ fn run(seed: u64) -> Result<u64, String> {
         talk: std::env::var_os("SIM_TALK").is_some(),
     };
     chaos.world.boot(false)?;
-    let steps = 100 + chaos.work.prng.below(500);
+    let steps = 80 + chaos.work.prng.below(320);
     let told = |chaos: &Chaos, why: String| format!("step {} of {flavor:?}: {why}", chaos.step);
     for _ in 0..steps {
         chaos.step().map_err(|why| told(&chaos, why))?;
@@ -462,8 +462,11 @@ impl Chaos {
         for shard in 0..usize::from(self.world.shape.shards) {
             self.world.durable_records(shard, &mut |record| {
                 let batch = record.kind == records::BATCH;
-                found |= batch && record.body.windows(16).any(|bytes| *bytes == id.0);
+                found |= batch && !found && record.body.windows(16).any(|bytes| *bytes == id.0);
             })?;
+            if found {
+                break;
+            }
         }
         match found {
             true => Ok(()),

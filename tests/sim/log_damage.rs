@@ -391,3 +391,39 @@ fn fuzz(seed: u64) -> Result<u64, String> {
 fn log_fuzz() {
     for_seeds("log_fuzz", 3_000, fuzz);
 }
+
+/// A record in the middle of a chunk never landed, what was written behind it did, and begins
+/// where the next chunk could: nothing but the chain says that something is missing between.
+fn hole(seed: u64) -> Result<u64, String> {
+    const RECORD_HEADER: usize = 40;
+    let mut prng = Prng::new(seed ^ 0x401E);
+    let mut bench = Bench::new();
+    bench.fill(&[100], true);
+    let first = RECORD_HEADER + 8 * prng.below(480) as usize;
+    let mut places = Vec::new();
+    for size in [first, 4_096 - first, 64 + 8 * prng.below(100) as usize] {
+        let body = vec![7; size - RECORD_HEADER];
+        let at = bench.append(&body, Class::Growing).map_err(|e| format!("{e:?}"))?;
+        places.push(at);
+    }
+    bench.settle();
+    let mut disk = bench.crash();
+    let (_, whole) = reopen(&disk).map_err(|e| e.to_string())?;
+    let file = FileId::Segment(places[1].segment());
+    let (from, to) = (places[1].byte() as usize, places[2].byte() as usize);
+    if to % 4_096 != 0 {
+        return Err(format!("the hole ends at {to}"));
+    }
+    disk.damage(file, |bytes| bytes[from..to].fill(0));
+    let (_, found) = reopen(&disk).map_err(|e| e.to_string())?;
+    let before = whole.iter().take_while(|entry| entry.at < places[1]).count();
+    match found == whole[..before] {
+        true => Ok(disk.trace()),
+        false => Err(format!("{} records of {before} before the hole", found.len())),
+    }
+}
+
+#[test]
+fn log_holes() {
+    for_seeds("log_holes", 20, hole);
+}
