@@ -17,7 +17,7 @@ use lanemq::model::command::{
 };
 use lanemq::model::error::ErrorCode;
 use lanemq::model::options::{OptionsPatch, Setting};
-use lanemq::model::reply::{AckResult, PopReply, PushResult, Reply, ShardStats};
+use lanemq::model::reply::{AckResult, PopReply, PushResult, Reply};
 use std::collections::BTreeMap;
 
 /// A command without an answer.
@@ -33,6 +33,7 @@ enum Sent {
 /// What a seed likes.
 #[derive(Clone, Copy, Debug)]
 struct Flavor {
+    #[expect(dead_code, reason = "printed with a red seed")]
     shape: Shape,
     faults: bool,
     space: bool,
@@ -107,7 +108,7 @@ impl Chaos {
                     self.world.tick()?;
                 }
             }
-            45..=46 => self.world.to_deadline()?,
+            45..=46 => self.world.step_to_deadline()?,
             47 => self.cancel()?,
             48 if self.work.prng.chance(40) => self.crash(None)?,
             49 => self.change_faults(),
@@ -578,7 +579,7 @@ impl Chaos {
             if let Some(at) = self.world.replies.iter().position(|(t, _)| *t == token) {
                 return self.world.replies.remove(at).map(|r| r.1).ok_or("just found".into());
             }
-            self.world.to_deadline()?;
+            self.world.step_to_deadline()?;
         }
         Err("a command is never answered".into())
     }
@@ -621,7 +622,7 @@ impl Chaos {
     /// A push goes through now that nothing fails.
     fn heal(&mut self) -> Step {
         for _ in 0..20 {
-            let items = vec![Item {
+            let items = [Item {
                 queue: "healed".into(),
                 partition: "p".into(),
                 transaction_id: None,
@@ -632,7 +633,7 @@ impl Chaos {
                 Reply::Push(results) if matches!(results[0], PushResult::Queued { .. }) => {
                     return Ok(());
                 }
-                Reply::Refused(_) => self.world.to_deadline()?,
+                Reply::Refused(_) => self.world.step_to_deadline()?,
                 other => return Err(format!("a push is answered {other:?}")),
             }
         }
@@ -701,13 +702,6 @@ impl Chaos {
                 self.ledger.dead_letters(queue, &rows)
             }
             other => Err(format!("a listing of dead letters is {other:?}")),
-        }
-    }
-
-    fn stats(&mut self) -> Result<Vec<ShardStats>, String> {
-        match self.ask(Command::Read(ReadRequest::Shards))? {
-            Reply::Shards(stats) => Ok(stats),
-            other => Err(format!("a listing of shards is {other:?}")),
         }
     }
 }

@@ -25,6 +25,9 @@ use lanemq::model::options::QueueOptions;
 use lanemq::model::reply::{Claim, PopReply, PushResult, Reply};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// A partition and a lease: what an ack judges together.
+type Target = (Option<u64>, String);
+
 /// A pop whose answer is still owed.
 struct Waiter {
     shard: usize,
@@ -91,7 +94,7 @@ impl Exact {
             96..=97 => self.crash(),
             98 => self.restart(),
             _ => {
-                self.world.to_deadline()?;
+                self.world.step_to_deadline()?;
                 self.rest()
             }
         }?;
@@ -443,7 +446,7 @@ impl Exact {
             return Ok(());
         }
         self.say(|| format!("ack {group} {items:?}"));
-        let mut targets: Vec<((Option<u64>, String), Vec<usize>)> = Vec::new();
+        let mut targets: Vec<(Target, Vec<usize>)> = Vec::new();
         for (at, item) in items.iter().enumerate() {
             let key = (item.partition_id.map(|p| p.0), item.lease_id.clone().into_owned());
             match targets.iter_mut().find(|(k, _)| *k == key) {
@@ -744,63 +747,4 @@ fn exact_same_seed_same_trace() {
         assert_eq!(run(seed), run(seed));
     }
     assert_ne!(run(1), run(2));
-}
-
-#[test]
-fn dump() {
-    let seed: u64 = std::env::var("SEED").unwrap().parse().unwrap();
-    let mut root = Prng::new(seed.wrapping_mul(0x9E37_79B9) ^ 0xE8AC);
-    let mut prng = root.fork(1);
-    let shape = Shape::pick(&mut prng);
-    let world = World::new(shape, root.fork(2), root.fork(3));
-    let mut exact = Exact {
-        world,
-        model: Model::default(),
-        work: Workload::new(prng),
-        waiters: BTreeMap::new(),
-        lost: Vec::new(),
-        unseen: BTreeSet::new(),
-        talk: true,
-    };
-    exact.world.boot(false).unwrap();
-    let steps = 40 + exact.work.prng.below(160);
-    for _ in 0..steps {
-        if let Err(e) = exact.step() {
-            eprintln!("{e}");
-            break;
-        }
-        if let Ok(w) = std::env::var("WATCH") {
-            let w: Vec<&str> = w.split('/').collect();
-            eprintln!(
-                "    WATCH {:?}",
-                exact
-                    .model
-                    .queues
-                    .get(w[0])
-                    .and_then(|q| q.groups.get(w[2]))
-                    .and_then(|g| g.cursors.get(w[1]))
-            );
-        }
-    }
-    for s in 0..shape.shards as usize {
-        eprintln!("shard {s} files {:?}", exact.world.disks[s].files());
-        exact
-            .world
-            .durable_records(s, &mut |r: lanemq::log::Record<'_>| {
-                let t: String = r
-                    .body
-                    .iter()
-                    .take(60)
-                    .map(|b| if b.is_ascii_graphic() { *b as char } else { '.' })
-                    .collect();
-                eprintln!(
-                    "  {:?} kind {} key {} len {} {t}",
-                    (r.at.segment().0, r.at.byte()),
-                    r.kind,
-                    r.key,
-                    r.body.len()
-                );
-            })
-            .unwrap();
-    }
 }
