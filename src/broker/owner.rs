@@ -166,9 +166,9 @@ impl<B: IoBuf> Shard<B> {
     ) {
         let waiter = (from, task, CatalogOutcome::Done);
         let Some(known) = self.state.catalog.by_name(queue) else {
-            // Deleted since the pop saw it: whoever asked looks again.
-            let result = Ok(CatalogOutcome::Done);
-            return self.send(from, PeerMsg::CatalogDone { task, result }, fx);
+            // Deleted since the pop saw it: whoever asked looks again, once its shard has heard
+            // of the deletion. Before, it would ask again at once, and again.
+            return self.wait_for_newest(queue, waiter, fx);
         };
         if known.knows_group(group) {
             return self.wait_for_newest(queue, waiter, fx);
