@@ -134,15 +134,11 @@ impl Exact {
                 return Ok(());
             }
             let mut answers: Vec<(u64, Reply<HeapBuf>)> = self.world.replies.drain(..).collect();
-            // Claims of one partition follow each other; their answers may overtake.
-            answers.sort_by_key(|(token, reply)| {
-                let first = match reply {
-                    Reply::Pop(pop) => pop.claims.first().map(|c| (c.partition_id, c.start)),
-                    _ => None,
-                };
-                (first, *token)
-            });
-            for (token, reply) in answers {
+            while !answers.is_empty() {
+                let first = (0..answers.len()).find(|at| {
+                    answers.iter().all(|(_, other)| !claims_before(other, &answers[*at].1))
+                });
+                let (token, reply) = answers.remove(first.ok_or("claims before each other")?);
                 self.say(|| summary(token, &reply));
                 let waiter = self.waiters.remove(&token).ok_or("an answer nobody waits for")?;
                 self.popped(&waiter, reply)?;
@@ -712,6 +708,15 @@ impl Exact {
     }
 }
 
+/// Whether `a` took messages of a partition before `b` did: their answers may overtake.
+fn claims_before(a: &Reply<HeapBuf>, b: &Reply<HeapBuf>) -> bool {
+    let (Reply::Pop(a), Reply::Pop(b)) = (a, b) else { return false };
+    let earlier = |x: &Claim<HeapBuf>, y: &Claim<HeapBuf>| {
+        x.partition_id == y.partition_id && x.start < y.start
+    };
+    a.group == b.group && a.claims.iter().any(|x| b.claims.iter().any(|y| earlier(x, y)))
+}
+
 fn taken(claim: &Claim<HeapBuf>) -> Taken {
     Taken {
         queue: claim.queue.clone(),
@@ -744,63 +749,4 @@ fn exact_same_seed_same_trace() {
         assert_eq!(run(seed), run(seed));
     }
     assert_ne!(run(1), run(2));
-}
-
-#[test]
-fn dump() {
-    let seed: u64 = std::env::var("SEED").unwrap().parse().unwrap();
-    let mut root = Prng::new(seed.wrapping_mul(0x9E37_79B9) ^ 0xE8AC);
-    let mut prng = root.fork(1);
-    let shape = Shape::pick(&mut prng);
-    let world = World::new(shape, root.fork(2), root.fork(3));
-    let mut exact = Exact {
-        world,
-        model: Model::default(),
-        work: Workload::new(prng),
-        waiters: BTreeMap::new(),
-        lost: Vec::new(),
-        unseen: BTreeSet::new(),
-        talk: true,
-    };
-    exact.world.boot(false).unwrap();
-    let steps = 40 + exact.work.prng.below(160);
-    for _ in 0..steps {
-        if let Err(e) = exact.step() {
-            eprintln!("{e}");
-            break;
-        }
-        if let Ok(w) = std::env::var("WATCH") {
-            let w: Vec<&str> = w.split('/').collect();
-            eprintln!(
-                "    WATCH {:?}",
-                exact
-                    .model
-                    .queues
-                    .get(w[0])
-                    .and_then(|q| q.groups.get(w[2]))
-                    .and_then(|g| g.cursors.get(w[1]))
-            );
-        }
-    }
-    for s in 0..shape.shards as usize {
-        eprintln!("shard {s} files {:?}", exact.world.disks[s].files());
-        exact
-            .world
-            .durable_records(s, &mut |r: lanemq::log::Record<'_>| {
-                let t: String = r
-                    .body
-                    .iter()
-                    .take(60)
-                    .map(|b| if b.is_ascii_graphic() { *b as char } else { '.' })
-                    .collect();
-                eprintln!(
-                    "  {:?} kind {} key {} len {} {t}",
-                    (r.at.segment().0, r.at.byte()),
-                    r.kind,
-                    r.key,
-                    r.body.len()
-                );
-            })
-            .unwrap();
-    }
 }
