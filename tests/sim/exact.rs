@@ -137,15 +137,11 @@ impl Exact {
                 return Ok(());
             }
             let mut answers: Vec<(u64, Reply<HeapBuf>)> = self.world.replies.drain(..).collect();
-            // Claims of one partition follow each other; their answers may overtake.
-            answers.sort_by_key(|(token, reply)| {
-                let first = match reply {
-                    Reply::Pop(pop) => pop.claims.first().map(|c| (c.partition_id, c.start)),
-                    _ => None,
-                };
-                (first, *token)
-            });
-            for (token, reply) in answers {
+            while !answers.is_empty() {
+                let first = (0..answers.len()).find(|at| {
+                    answers.iter().all(|(_, other)| !claims_before(other, &answers[*at].1))
+                });
+                let (token, reply) = answers.remove(first.ok_or("claims before each other")?);
                 self.say(|| summary(token, &reply));
                 let waiter = self.waiters.remove(&token).ok_or("an answer nobody waits for")?;
                 self.popped(&waiter, reply)?;
@@ -713,6 +709,15 @@ impl Exact {
         }
         Ok(())
     }
+}
+
+/// Whether `a` took messages of a partition before `b` did: their answers may overtake.
+fn claims_before(a: &Reply<HeapBuf>, b: &Reply<HeapBuf>) -> bool {
+    let (Reply::Pop(a), Reply::Pop(b)) = (a, b) else { return false };
+    let earlier = |x: &Claim<HeapBuf>, y: &Claim<HeapBuf>| {
+        x.partition_id == y.partition_id && x.start < y.start
+    };
+    a.group == b.group && a.claims.iter().any(|x| b.claims.iter().any(|y| earlier(x, y)))
 }
 
 fn taken(claim: &Claim<HeapBuf>) -> Taken {
