@@ -753,10 +753,12 @@ fn crowd(seed: u64) -> Result<u64, String> {
         }
         before = empty;
     }
-    match many <= pushes / 100 {
-        true => Ok(chaos.world.trace()),
-        false => Err(format!("{many} of {pushes} pushes had more than one empty claim, up to {worst}")),
+    if many > pushes / 100 {
+        return Err(format!(
+            "{many} of {pushes} pushes had more than one empty claim, up to {worst}"
+        ));
     }
+    Ok(chaos.world.trace())
 }
 
 #[test]
