@@ -17,7 +17,7 @@ use lanemq::model::command::{
 };
 use lanemq::model::error::ErrorCode;
 use lanemq::model::options::{OptionsPatch, Setting};
-use lanemq::model::reply::{AckResult, PopReply, PushResult, Reply};
+use lanemq::model::reply::{AckResult, PopReply, PushResult, Reply, ShardStats};
 use std::collections::BTreeMap;
 
 /// A command without an answer.
@@ -621,6 +621,13 @@ impl Chaos {
         match self.ask(Command::Read(ReadRequest::Queues))? {
             Reply::Queues(rows) => Ok(rows.into_iter().map(|row| row.name).collect()),
             other => Err(format!("a listing is answered {other:?}")),
+        }
+    }
+
+    fn stats(&mut self) -> Result<Vec<ShardStats>, String> {
+        match self.ask(Command::Read(ReadRequest::Shards))? {
+            Reply::Shards(stats) => Ok(stats),
+            other => Err(format!("a listing of shards is {other:?}")),
         }
     }
 
