@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::{Broker, Client, Options, Request, Response, Usage, Wire};
+use support::{Broker, Client, Options, Request, Response, Usage, Wire, within};
 
 const SOON: Duration = Duration::from_secs(3);
 
@@ -314,7 +314,7 @@ fn a_slow_head_and_a_slow_body_are_cut_and_others_are_served_meanwhile() {
     };
     assert_eq!((answer.status, answer.header("connection")), (408, Some("close")));
     assert!(begun.elapsed() >= Duration::from_secs(9), "{:?}", begun.elapsed());
-    assert!(slowest < Duration::from_millis(500), "others waited {slowest:?}");
+    assert!(slowest < within(Duration::from_millis(500)), "others waited {slowest:?}");
     for client in &mut crowd {
         client.set_read_timeout(SOON).unwrap();
         assert_eq!(client.read_response(false).unwrap().status, 408);
@@ -347,7 +347,7 @@ fn without_a_free_descriptor_accepting_pauses_and_goes_on_later() {
     let after = Usage::of(pid);
     let used = after.cpu - before.cpu;
     println!("files={} cpu of 2 s at the limit: {used:?}", after.open_files);
-    assert!(used < Duration::from_millis(600), "{used:?}: it spins");
+    assert!(used < Duration::from_millis(1_200), "{used:?}: it spins");
     drop(crowd);
     let limit = Instant::now() + Duration::from_secs(10);
     loop {

@@ -13,7 +13,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use support::{Broker, Client, Message, Options, Usage, Wire, number};
+use support::{Broker, Client, Message, Options, Usage, Wire, number, within};
 use waiters::Waiters;
 
 /// Within this after the event the answer must be there. The test machine shares its cores.
@@ -43,12 +43,12 @@ fn a_push_a_nack_an_expiry_and_a_delay_wake_a_waiting_pop() {
     let wait = "batch=10&wait=true&timeout=20000";
     let (got, late) = woken_by(&broker, &format!("wq?{wait}"), |c| c.push_one("wq", "p", "a", "1"));
     assert_eq!(got.len(), 1);
-    assert!(late < WOKEN, "{late:?} after the push");
+    assert!(late < within(WOKEN), "{late:?} after the push");
 
     let held = got[0].clone();
     let (got, late) = woken_by(&broker, &format!("wq?{wait}"), |c| c.ack(&held, "failed"));
     assert_eq!((got.len(), got[0].attempt), (1, 2));
-    assert!(late < WOKEN, "{late:?} after the nack");
+    assert!(late < within(WOKEN), "{late:?} after the nack");
     client.ack(&got[0], "completed");
 
     client.push_one("wq", "p", "b", "2");
@@ -57,7 +57,7 @@ fn a_push_a_nack_an_expiry_and_a_delay_wake_a_waiting_pop() {
     let got = client.pop(&format!("wq?{wait}"));
     let late = start.elapsed().checked_sub(Duration::from_secs(1)).expect("the lease holds");
     assert_eq!((got.len(), got[0].attempt), (1, 2));
-    assert!(late < WOKEN, "{late:?} after the expiry");
+    assert!(late < within(WOKEN), "{late:?} after the expiry");
 
     client.configure("dq", json!({"delayedProcessing": 1}));
     client.push_one("dq", "p", "a", "1");
@@ -65,7 +65,7 @@ fn a_push_a_nack_an_expiry_and_a_delay_wake_a_waiting_pop() {
     assert_eq!(client.pop(&format!("dq/partition/p?{wait}")).len(), 1);
     let took = start.elapsed();
     assert!(took > Duration::from_millis(800), "{took:?}: the delay was not kept");
-    assert!(took < Duration::from_secs(1) + WOKEN, "{took:?} after the push");
+    assert!(took < Duration::from_secs(1) + within(WOKEN), "{took:?} after the push");
 }
 
 #[test]
@@ -105,7 +105,7 @@ fn a_dead_poller_takes_no_message_and_the_next_in_line_gets_it() {
             let start = Instant::now();
             let (got, mut alive) = next.join().unwrap();
             assert_eq!((got.len(), got[0].attempt), (1, 1), "round {round}");
-            assert!(start.elapsed() < WOKEN * 2, "{:?} in round {round}", start.elapsed());
+            assert!(start.elapsed() < within(WOKEN * 2), "{:?} in round {round}", start.elapsed());
             assert_eq!(alive.ack(&got[0], "completed")["success"], true);
         }
     }
@@ -127,7 +127,7 @@ fn a_thousand_dead_pollers_leave_neither_files_nor_work_behind() {
     thread::sleep(Duration::from_secs(3));
     let used = Usage::of(pid).cpu - start.cpu;
     println!("cpu of 3 s after 1,000 dead pollers: {used:?}");
-    assert!(used < Duration::from_millis(300), "{used:?} of processor time for nothing");
+    assert!(used < Duration::from_millis(900), "{used:?} of processor time for nothing");
 }
 
 #[test]
@@ -165,7 +165,7 @@ fn of_two_waiting_pops_the_second_is_served_when_the_first_dies() {
         client.push_one("two", "p", "a", "1")
     });
     assert_eq!((got.len(), got[0].attempt), (1, 1));
-    assert!(late < WOKEN * 2, "{late:?}");
+    assert!(late < within(WOKEN * 2), "{late:?}");
 }
 
 /// One push at a time, a thousand waiters that come and go: each message reaches one of them soon
@@ -201,8 +201,8 @@ fn a_thousand_changing_waiters_get_each_message_at_once() {
         empty[pushes * 99 / 100],
         empty[pushes - 1],
     );
-    assert!(at(99) <= Duration::from_millis(50), "p99 {:?}", at(99));
-    assert!(at(100) <= Duration::from_millis(250), "max {:?}", at(100));
+    assert!(at(99) <= within(Duration::from_millis(50)), "p99 {:?}", at(99));
+    assert!(at(100) <= within(Duration::from_millis(50)), "max {:?}", at(100));
     assert!(empty[pushes * 99 / 100] <= 1, "claims without a result");
 }
 

@@ -32,6 +32,8 @@ pub struct Piece<B> {
     pub at: u64,
     pub buf: B,
     pub len: usize,
+    /// Memory it holds, which trimming may not give back.
+    pub held: usize,
 }
 
 impl<B: IoBuf> Chunk<B> {
@@ -138,7 +140,7 @@ impl<B: IoBuf> Chunk<B> {
         let mut grew = false;
         let piece = self.filling.get_or_insert_with(|| {
             grew = true;
-            Piece { at, buf: B::alloc(bytes), len: 0 }
+            Piece { at, buf: B::alloc(bytes), len: 0, held: bytes }
         });
         if grew {
             self.next_bytes = (bytes * 4).min(BUFFER_BYTES_MAX);

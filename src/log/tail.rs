@@ -1,5 +1,5 @@
 //! The newest buffers of the log, kept after they were written so that pops near the head
-//! read memory. Bounded by bytes of buffers; what is not durable yet is never let go.
+//! read memory. Bounded by the memory the buffers hold; what is not durable yet is never let go.
 
 use super::chunk::{Closed, Piece};
 use crate::base::buf::{Gather, IoBuf, Slice};
@@ -20,7 +20,7 @@ impl<B: IoBuf> Tail<B> {
 
     pub fn push(&mut self, chunk: &Closed<B>) {
         for piece in &chunk.pieces {
-            self.bytes += piece.buf.bytes().len();
+            self.bytes += piece.held;
             self.pieces.push_back((LogPosition::new(chunk.segment, piece.at), piece.clone()));
         }
     }
@@ -31,7 +31,7 @@ impl<B: IoBuf> Tail<B> {
             if self.bytes <= self.bytes_max || at.advance(piece.len as u64) > durable {
                 return;
             }
-            self.bytes -= piece.buf.bytes().len();
+            self.bytes -= piece.held;
             self.pieces.pop_front();
         }
     }

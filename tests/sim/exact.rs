@@ -25,6 +25,9 @@ use lanemq::model::options::QueueOptions;
 use lanemq::model::reply::{Claim, PopReply, PushResult, Reply};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+/// A partition and a lease: what an ack judges together.
+type Target = (Option<u64>, String);
+
 /// A pop whose answer is still owed.
 struct Waiter {
     shard: usize,
@@ -96,7 +99,7 @@ impl Exact {
             96..=97 => self.crash(),
             98 => self.restart(),
             _ => {
-                self.world.to_deadline()?;
+                self.world.step_to_deadline()?;
                 self.rest()
             }
         }?;
@@ -452,7 +455,7 @@ impl Exact {
             return Ok(());
         }
         self.say(|| format!("ack {group} {items:?}"));
-        let mut targets: Vec<((Option<u64>, String), Vec<usize>)> = Vec::new();
+        let mut targets: Vec<(Target, Vec<usize>)> = Vec::new();
         for (at, item) in items.iter().enumerate() {
             let key = (item.partition_id.map(|p| p.0), item.lease_id.clone().into_owned());
             match targets.iter_mut().find(|(k, _)| *k == key) {

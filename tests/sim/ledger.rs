@@ -46,6 +46,7 @@ struct Seen {
 struct LeaseSeen {
     id: LeaseId,
     start: u64,
+    #[expect(dead_code, reason = "printed with a red seed")]
     end: u64,
     /// It lives at least until then.
     sure_until_us: i64,

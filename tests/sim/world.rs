@@ -164,7 +164,7 @@ impl World {
                 return Err(format!("a fault during the start: {fault}"));
             }
             if !self.move_one()? {
-                self.to_deadline()?;
+                self.step_to_deadline()?;
             }
         }
         Err("the shards never get ready".into())
@@ -198,7 +198,7 @@ impl World {
                 return Ok(());
             }
             if !self.move_one()? {
-                self.to_deadline()?;
+                self.step_to_deadline()?;
             }
         }
         Err("the shards never stop".into())
@@ -214,7 +214,7 @@ impl World {
             if self.open.is_empty() {
                 return Ok(());
             }
-            self.to_deadline()?;
+            self.step_to_deadline()?;
         }
         Err(format!("{} commands are not answered by draining", self.open.len()))
     }
@@ -246,10 +246,6 @@ impl World {
     pub fn undelivered(&mut self, shard: usize, reply: &PopReply<HeapBuf>) -> Step {
         self.shards[shard].undelivered(self.now, reply, &mut self.fx);
         self.absorb(shard)
-    }
-
-    pub fn is_open(&self, token: u64) -> bool {
-        self.open.contains_key(&token)
     }
 
     /// Takes what a shard wished for.
@@ -343,7 +339,7 @@ impl World {
         Ok(())
     }
 
-    pub fn to_deadline(&mut self) -> Step {
+    pub fn step_to_deadline(&mut self) -> Step {
         let next = self.shards.iter().filter_map(Shard::next_deadline).min();
         let next = next.ok_or("nothing moves and nobody waits for the clock")?;
         self.advance(next.0.saturating_sub(self.now.mono_us));
