@@ -71,7 +71,12 @@ fn run(seed: u64) -> Result<u64, String> {
     exact.world.boot(false)?;
     let steps = 40 + exact.work.prng.below(160);
     for step in 0..steps {
-        exact.step().map_err(|why| format!("step {step} of {shape:?}: {why}"))?;
+        if let Err(why) = exact.step() {
+            if exact.talk {
+                exact.world.dump();
+            }
+            return Err(format!("step {step} of {shape:?}: {why}"));
+        }
     }
     exact.finish().map_err(|why| format!("at the end of {shape:?}: {why}"))?;
     Ok(exact.world.trace())
@@ -331,6 +336,7 @@ impl Exact {
             let empty = new.is_empty();
             if !empty {
                 self.model.append(self.now_us(), queue, partition, new);
+                self.looked();
             }
         }
         for (queue, ..) in parts {
@@ -376,6 +382,13 @@ impl Exact {
             }
         }
         Ok(())
+    }
+
+    /// A partition was written to: pops that wait for it look, even where it is still held back.
+    fn looked(&mut self) {
+        let now_us = self.now_us();
+        let waiters = self.waiters.values().filter(|w| w.until_us - now_us > LATE_US);
+        waiters.for_each(|w| self.model.pin(now_us, &w.request, w.since_us));
     }
 
     /// A queue was made: discovery pops that wait for its labels register there.

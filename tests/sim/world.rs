@@ -353,6 +353,22 @@ impl World {
         self.disks.iter().fold(self.trace, |h, disk| h.rotate_left(9) ^ disk.trace())
     }
 
+    /// Prints every durable record, for a person who looks at a failed seed.
+    pub fn dump(&self) {
+        for shard in 0..self.disks.len() {
+            eprintln!("shard {shard}: {:?}", self.disks[shard].files());
+            let dumped = self.durable_records(shard, &mut |r| {
+                let text: String = String::from_utf8_lossy(&r.body[..r.body.len().min(80)])
+                    .chars()
+                    .map(|c| if c.is_ascii_graphic() { c } else { '.' })
+                    .collect();
+                let (segment, byte) = (r.at.segment().0, r.at.byte());
+                eprintln!("  {segment}:{byte} kind {} key {} {text}", r.kind, r.key);
+            });
+            dumped.unwrap_or_else(|why| eprintln!("  {why}"));
+        }
+    }
+
     /// What recovery would find of a shard if the power went now and nothing unsynced landed:
     /// every record, given to `visit`.
     pub fn durable_records(&self, shard: usize, visit: &mut dyn FnMut(Record<'_>)) -> Step {
