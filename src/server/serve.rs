@@ -37,7 +37,7 @@ const STOP_MAX: Duration = Duration::from_secs(10);
 /// After a fault: time for what can still be answered.
 const FAULT_GRACE: Duration = Duration::from_millis(500);
 /// The newest part of each shard's log kept in memory, at most.
-const TAIL_BYTES_MAX: u64 = 64 << 20;
+const TAIL_BYTES_MAX: u64 = 32 << 20;
 const TAIL_BYTES_MIN: u64 = 4 << 20;
 
 /// Why serving ended before it was asked to.
