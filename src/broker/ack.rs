@@ -6,7 +6,7 @@
 //! broker minted, whose own time says which batches to look at). Tables that are not in memory
 //! are read first; the request then runs on the state it finds.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End};
@@ -438,6 +438,8 @@ impl<B: IoBuf> Shard<B> {
             (cursor.next.0.saturating_sub(lease.record.first.0) as usize).min(lease.ids.len())
         });
         let mut search = LeasedIds { settled, next: settled, in_step: true, first: None };
+        let mut seen: HashSet<&str, ahash::RandomState> =
+            HashSet::with_hasher(ahash::RandomState::with_seeds(25, 26, 27, 28));
         for (at, item) in items.iter().enumerate() {
             let taken = |o: Offset, places: &[Place]| {
                 items[..at]
@@ -445,7 +447,7 @@ impl<B: IoBuf> Shard<B> {
                     .zip(places)
                     .any(|(i, p)| *p == Place::At(o) && i.transaction_id == item.transaction_id)
             };
-            let repeated = items[..at].iter().any(|i| i.transaction_id == item.transaction_id);
+            let repeated = !seen.insert(item.transaction_id.as_str());
             let lease = cursor.lease.as_ref().filter(|l| !l.ids.is_empty());
             if let Some(lease) = lease.filter(|_| !repeated) {
                 let wanted = records::table_fingerprint(
@@ -461,7 +463,11 @@ impl<B: IoBuf> Shard<B> {
             let place = offsets
                 .iter()
                 .copied()
-                .find(|o| *o >= cursor.next && last.is_some_and(|l| *o <= l) && !taken(*o, &places))
+                .find(|o| {
+                    *o >= cursor.next
+                        && last.is_some_and(|l| *o <= l)
+                        && !(repeated && taken(*o, &places))
+                })
                 .map(Place::At)
                 .or_else(|| offsets.iter().any(|o| *o < cursor.next).then_some(Place::Below));
             places.push(place.unwrap_or(Place::Unknown));
