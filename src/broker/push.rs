@@ -204,7 +204,6 @@ impl<B: IoBuf> Shard<B> {
     /// The queue a push asked for exists on every shard, or could not be made.
     pub(super) fn push_queue_ready(
         &mut self,
-        _now: Now,
         task: TaskId,
         refusal: Option<Refusal>,
         fx: &mut Effects<B>,
