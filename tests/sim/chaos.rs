@@ -202,7 +202,7 @@ impl Chaos {
         }
         let shard = self.shard();
         let request = AckRequest { group: group.clone().into(), items: items.clone() };
-        let token = self.world.command(shard, Command::Ack(request))?;
+        let token = self.world.command(shard, Command::Ack(&request))?;
         self.say(|| format!("{token} ack {group} {items:?}"));
         self.open.insert(token, Sent::Ack { group, items });
         Ok(())
@@ -728,6 +728,7 @@ fn crowd(seed: u64) -> Result<u64, String> {
     let (mut worst, mut many, pushes) = (0, 0, 100);
     let mut before = 0;
     for push in 0..pushes {
+        chaos.step += 1;
         while (chaos.open.len() as u64) < waiters {
             let request = PopRequest {
                 target: PopTarget::Queue(chaos.work.queue().into()),
