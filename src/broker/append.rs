@@ -494,7 +494,8 @@ impl<B: IoBuf> Shard<B> {
         seals: bool,
         scratch: &mut Scratch,
     ) -> (u8, Source) {
-        let whole = items.iter().all(|item| item.fate == Fate::Store);
+        let whole = items.iter().all(|item| item.fate == Fate::Store)
+            || Mutant::KeepsRepeats.active() && !piece.packed.is_empty();
         if whole && !seals && !piece.packed.is_empty() {
             return (CODEC_ZSTD, Source::Packed);
         }
