@@ -109,6 +109,10 @@ pub enum Workload {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Peer {
     Lanemq,
+    /// Streams; a partition is a key.
+    Redis,
+    /// JetStream; a partition is a subject.
+    Nats,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]

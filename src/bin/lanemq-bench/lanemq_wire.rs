@@ -30,7 +30,7 @@ pub struct Lanemq {
 }
 
 impl Lanemq {
-    pub fn new(args: &Args, queue: &str, mut prng: Prng) -> Result<Self, Fault> {
+    pub fn new(args: &Args, queue: &str, documents: Documents, prng: Prng) -> Result<Self, Fault> {
         let host = args.address;
         let content_type = match args.form {
             Form::Json => "application/json",
@@ -45,7 +45,6 @@ impl Lanemq {
             partitions: args.partitions,
             head: http::post_head(host, "/api/v1/push", content_type),
         };
-        let documents = Documents::new(args.size as usize, &mut prng);
         Ok(Self {
             counts: args.counts && args.form != Form::Json,
             frames_asked: args.form == Form::Framed,

@@ -11,10 +11,12 @@ mod http;
 mod lanemq_wire;
 mod ledger;
 mod meter;
+mod nats_wire;
 mod payload;
 mod pop_frames;
 mod progress;
 mod push_body;
+mod redis_wire;
 mod report;
 mod schedule;
 mod usage;
@@ -27,7 +29,11 @@ use lanemq::base::prng::Prng;
 
 use args::{Args, Peer};
 use drive::Drive;
+use lanemq_wire::Lanemq;
 use meter::Meter;
+use nats_wire::Nats;
+use payload::Documents;
+use redis_wire::Redis;
 use report::Report;
 use wire::{Fault, Wire};
 
@@ -53,8 +59,11 @@ fn run(args: &Args) -> Result<Report, Fault> {
     let mut prng = Prng::new(now.as_nanos() as u64 ^ u64::from(std::process::id()) << 48);
     let random = prng.next_u64();
     let queue = args.queue.clone().unwrap_or_else(|| format!("bench-{random:016x}"));
+    let documents = Documents::new(args.size as usize, &mut prng);
     let mut wire: Box<dyn Wire> = match args.peer {
-        Peer::Lanemq => Box::new(lanemq_wire::Lanemq::new(args, &queue, prng)?),
+        Peer::Lanemq => Box::new(Lanemq::new(args, &queue, documents, prng)?),
+        Peer::Redis => Box::new(Redis::new(args, &queue, documents)),
+        Peer::Nats => Box::new(Nats::new(args, &queue, documents, prng)),
     };
     wire.prepare(if args.pushes_anything() { args.pushes() } else { Some(0) })?;
     let mut meter = Meter::new(args);
