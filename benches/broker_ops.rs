@@ -5,6 +5,7 @@ mod disk;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lanemq::base::buf::HeapBuf;
+use lanemq::base::cipher::Keys;
 use lanemq::base::ids::{ShardId, Token};
 use lanemq::base::time::Now;
 use lanemq::broker::effect::{Effect, Effects};
@@ -37,6 +38,8 @@ impl Bench {
             segment_bytes: 1 << 30,
             memory_bytes: 1 << 30,
             tail_bytes: 16 << 20,
+            compress_bytes: None,
+            keys: Keys::default(),
             entropy: 1,
         };
         let now = Now { mono_us: 1, wall_us: 1_700_000_000_000_000 };

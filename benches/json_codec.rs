@@ -100,7 +100,7 @@ fn codec(c: &mut Criterion) {
     group.bench_function("push_encode", |b| {
         b.iter(|| {
             out.clear();
-            push::encode(black_box(&items), &results, &mut out);
+            push::encode(push::labels(black_box(&items)), &results, &mut out);
             out.len()
         });
     });
@@ -109,10 +109,11 @@ fn codec(c: &mut Criterion) {
     group.bench_function("ack_decode", |b| b.iter(|| ack::decode_batch(black_box(&acks)).is_ok()));
 
     let reply = pop_reply();
+    let mut opener = pop::Opener::default();
     group.bench_function("pop_encode_json", |b| {
         b.iter(|| {
             out.clear();
-            pop::encode_json(black_box(&reply), false, &mut out).is_ok()
+            pop::encode_json(black_box(&reply), false, &mut opener, &mut out).is_ok()
         });
     });
     group.bench_function("pop_encode_frames", |b| {

@@ -6,11 +6,12 @@
 
 use std::ffi::OsString;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use clap::{Parser, ValueEnum};
 
+use crate::base::cipher::Keys;
 use crate::base::limits;
 use crate::server::settings::{Settings, parse_cpus};
 
@@ -49,6 +50,17 @@ pub struct Config {
     #[arg(long, env = "LANEMQ_MAX_CONNECTIONS", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub max_connections: Option<u32>,
 
+    /// Store batches that came as JSON compressed, from this many bytes on, such as `4KiB`: a
+    /// smaller log against more CPU for each push and pop. Off if not given.
+    #[arg(long, env = "LANEMQ_COMPRESS_JSON", value_parser = compress_json)]
+    pub compress_json: Option<ByteSize>,
+
+    /// File with the key for the payloads of queues that encrypt: 64 hexadecimal digits. The
+    /// key itself may stand in `LANEMQ_ENCRYPTION_KEY`, an older one that is still read in
+    /// `LANEMQ_ENCRYPTION_KEY_PREVIOUS`.
+    #[arg(long, env = "LANEMQ_ENCRYPTION_KEY_FILE")]
+    pub encryption_key_file: Option<PathBuf>,
+
     /// Least severe log lines to write: error, warn, info, debug, trace, or a filter such as
     /// `info,lanemq=debug`.
     #[arg(long, env = "LANEMQ_LOG_LEVEL", default_value = "info")]
@@ -76,6 +88,39 @@ impl Config {
         let aliased = with_aliases(std::env::args_os().collect(), |name| std::env::var(name).ok());
         Self::parse_from(aliased)
     }
+
+    /// What the driver is told, with the keys that the process was given. The error is in words.
+    pub fn settings(&self) -> Result<Settings, String> {
+        Ok(Settings {
+            listen: self.listen,
+            data_dir: self.data_dir.clone(),
+            shards: self.shards,
+            cpus: self.cpus.as_ref().map(|list| list.0.clone()),
+            segment_bytes: self.segment_bytes.0,
+            memory_limit: self.memory_limit.map(|size| size.0),
+            max_connections: self.max_connections,
+            max_body_bytes: in_memory(self.max_body_bytes),
+            compress_bytes: self.compress_json.map(in_memory),
+            keys: keys(self.encryption_key_file.as_deref(), |name| std::env::var(name).ok())?,
+        })
+    }
+}
+
+/// The keys of the environment, or of the named file. Not a flag: the arguments of a process are
+/// everybody's to read.
+fn keys(file: Option<&Path>, env: impl Fn(&str) -> Option<String>) -> Result<Keys, String> {
+    let from_env = |own: &str, theirs: &str| {
+        [own, theirs].iter().find_map(|name| env(name).filter(|text| !text.is_empty()))
+    };
+    let current = match file {
+        Some(path) => Some(
+            std::fs::read_to_string(path)
+                .map_err(|error| format!("the key file {}: {error}", path.display()))?,
+        ),
+        None => from_env("LANEMQ_ENCRYPTION_KEY", "QUEEN_ENCRYPTION_KEY"),
+    };
+    let previous = from_env("LANEMQ_ENCRYPTION_KEY_PREVIOUS", "QUEEN_ENCRYPTION_KEY_PREVIOUS");
+    Keys::from_hex(current.as_deref(), previous.as_deref())
 }
 
 /// Turns the published brokers' variables into flags where neither the flag nor our own
@@ -159,6 +204,10 @@ fn memory_limit(text: &str) -> Result<ByteSize, String> {
     bounded(text, 64 << 20, u64::MAX, 1)
 }
 
+fn compress_json(text: &str) -> Result<ByteSize, String> {
+    bounded(text, 64, limits::COMPRESS_BYTES_MAX as u64, 1)
+}
+
 fn body_bytes(text: &str) -> Result<ByteSize, String> {
     bounded(text, 1 << 10, limits::BODY_BYTES_MAX as u64, 1)
 }
@@ -175,19 +224,8 @@ impl FromStr for CpuList {
     }
 }
 
-impl From<&Config> for Settings {
-    fn from(config: &Config) -> Self {
-        Self {
-            listen: config.listen,
-            data_dir: config.data_dir.clone(),
-            shards: config.shards,
-            cpus: config.cpus.as_ref().map(|list| list.0.clone()),
-            segment_bytes: config.segment_bytes.0,
-            memory_limit: config.memory_limit.map(|size| size.0),
-            max_connections: config.max_connections,
-            max_body_bytes: usize::try_from(config.max_body_bytes.0).unwrap_or(usize::MAX),
-        }
-    }
+fn in_memory(size: ByteSize) -> usize {
+    usize::try_from(size.0).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
@@ -228,6 +266,17 @@ mod tests {
         ] {
             assert!(parse(&bad).is_err(), "{bad:?}");
         }
+    }
+
+    #[test]
+    fn a_key_comes_from_its_file_or_the_environment_and_is_checked() {
+        let key = "0f".repeat(32);
+        let env = |name: &str| (name == "QUEEN_ENCRYPTION_KEY").then(|| key.clone());
+        assert!(keys(None, env).unwrap().can_seal());
+        assert!(!keys(None, |_| None).unwrap().can_seal());
+        assert!(keys(None, |_| Some("0f".to_owned())).unwrap_err().contains("64"));
+        let missing = keys(Some(Path::new("/no/such/key")), env).unwrap_err();
+        assert!(missing.contains("/no/such/key"), "{missing}");
     }
 
     #[test]

@@ -12,7 +12,6 @@ use tracing_subscriber::EnvFilter;
 use lanemq::config::{Config, LogFormat};
 use lanemq::server::host::{EXIT_REFUSED, StartRefused};
 use lanemq::server::serve::{self, Failure};
-use lanemq::server::settings::Settings;
 use lanemq::server::sys::StopSignals;
 
 #[global_allocator]
@@ -25,7 +24,10 @@ fn main() -> ExitCode {
     let served = start_logging(&config)
         .and_then(|()| signals.map_err(no_signals))
         .map_err(Failure::Refused)
-        .and_then(|signals| serve::run(&Settings::from(&config), signals, announce));
+        .and_then(|signals| {
+            let settings = config.settings().map_err(bad_key).map_err(Failure::Refused)?;
+            serve::run(&settings, signals, announce)
+        });
     match served {
         Ok(()) => ExitCode::SUCCESS,
         Err(Failure::Refused(refused)) => {
@@ -55,6 +57,10 @@ fn no_signals(error: std::io::Error) -> StartRefused {
         format!("signals cannot be blocked ({error})"),
         "a look at the seccomp profile",
     )
+}
+
+fn bad_key(text: String) -> StartRefused {
+    StartRefused::new(text, "openssl rand -hex 32 >key, and --encryption-key-file key")
 }
 
 /// To stderr; also what glommio says through the `log` crate, such as buffers it could not

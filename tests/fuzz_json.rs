@@ -124,7 +124,7 @@ fn check_push(body: &[u8]) {
     let results: Vec<PushResult> = (0..items.len())
         .map(|n| PushResult::Queued { id: MessageId::default(), offset: Offset(n as u64) })
         .collect();
-    push::encode(&items, &results, &mut out);
+    push::encode(push::labels(&items), &results, &mut out);
     let read: Vec<queen_protocol::PushResult> = serde_json::from_slice(&out).expect("an answer");
     assert_eq!(read.len(), items.len());
 
@@ -165,7 +165,8 @@ fn check_pop_answer(batch: Vec<u8>, messages: usize) {
         autopilot: None,
     };
     let mut out = Vec::new();
-    pop::encode_json(&reply, false, &mut out).expect("stored messages can be shown");
+    pop::encode_json(&reply, false, &mut pop::Opener::default(), &mut out)
+        .expect("stored messages can be shown");
     #[derive(serde::Deserialize)]
     struct Shown<'a> {
         // Payloads may be deeper or larger than a value holds; they are not looked into.

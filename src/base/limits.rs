@@ -32,6 +32,9 @@ pub const RECV_BODY_STEP: usize = 16 << 10;
 /// A receive buffer over this goes away with its request instead of serving the next one.
 pub const RECV_RETAIN_MAX: usize = 256 << 10;
 
+/// A scratch buffer over this goes away with its use instead of serving the next one.
+pub const SCRATCH_RETAIN_MAX: usize = 1 << 20;
+
 /// Default tenant of the name budget: its 36 bytes are counted though we keep no tenants, so
 /// that a name legal here is legal on every broker of this wire.
 pub const TENANT_NAME_BYTES: usize = 36;
@@ -41,6 +44,13 @@ pub const NAME_BUDGET_BYTES: usize = 447;
 pub const NAMES_BYTES_MAX: usize = NAME_BUDGET_BYTES - TENANT_NAME_BYTES;
 /// A transaction id has a u16 length in the stored frame.
 pub const TRANSACTION_ID_BYTES_MAX: usize = 65_535;
+/// All that one compressed push may inflate to, as much as a plain one may hold; over it 413.
+pub const INFLATED_BYTES_MAX: usize = BODY_BYTES_MAX;
+/// Messages of one binary push; over it 413. A message takes five bytes of a body and some two
+/// hundred here.
+pub const PUSH_MESSAGES_MAX: usize = 1 << 20;
+/// Larger batches are not compressed by the broker: it would hold its core up.
+pub const COMPRESS_BYTES_MAX: usize = 1 << 20;
 /// Error text of a nack that a dead letter keeps; the rest is cut at a character boundary.
 pub const ERROR_TEXT_BYTES_MAX: usize = 16 << 10;
 

@@ -2,6 +2,8 @@
 
 pub mod buf;
 pub mod checksum;
+pub mod cipher;
+pub mod compress;
 pub mod fault;
 pub mod hash;
 pub mod ids;

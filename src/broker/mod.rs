@@ -2,6 +2,7 @@
 //! the time come in, [`effect::Effects`] go out. One file per operation, named as in `proto`.
 
 mod ack;
+mod append;
 mod claim;
 mod commit;
 mod dead_letters;

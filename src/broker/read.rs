@@ -8,12 +8,13 @@ use super::queue::Queue;
 use super::shard::{ReadUse, Shard};
 use super::task::Task;
 use crate::base::buf::{Gather, IoBuf};
+use crate::base::compress::Inflater;
 use crate::base::ids::{ShardId, Token};
 use crate::base::time::Now;
 use crate::log::ReadError;
 use crate::model::command::{DeadLetterQuery, ReadRequest};
 use crate::model::error::{ErrorCode, Refusal};
-use crate::model::frame::{self, BATCH_HEAD_BYTES};
+use crate::model::frame;
 use crate::model::peer::{PeerDeadLetter, PeerMsg, QueuePart, ReadPart, TaskId};
 use crate::model::reply::{
     Counts, DeadLetter, PartitionRow, QueueDetail, QueueRow, Reply, ShardStats,
@@ -166,6 +167,9 @@ impl<B: IoBuf> Shard<B> {
             syncs: log.syncs,
             dedup_ids: self.state.dedup.len() as u64,
             claims: self.counters.claims,
+            groups_kept: self.counters.groups_kept,
+            groups_recoded: self.counters.groups_recoded,
+            batches_compressed: self.counters.batches_compressed,
             empty_claims: self.counters.empty_claims,
             fault: self.log.fault().map(str::to_owned),
             storage_full: self.log.no_space(),
@@ -392,7 +396,9 @@ fn add_part(sum: &mut QueuePart, part: &QueuePart) {
 
 /// The bytes of one frame of a batch.
 fn nth_frame(body: &[u8], index: usize) -> Option<Vec<u8>> {
-    let mut bytes = body.get(BATCH_HEAD_BYTES..)?;
+    let mut frames = Vec::new();
+    super::append::open_batch(body, &mut Inflater::default(), &mut frames);
+    let mut bytes = frames.as_slice();
     for _ in 0..index {
         bytes = frame::split_frame(bytes)?.1;
     }

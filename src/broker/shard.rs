@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::ack::AckJob;
+use super::append::{BlockedPushes, Nonces, Scratch, WaitingPush};
 use super::claim::ClaimJob;
 use super::commit::CommitQueue;
 use super::effect::{Done, Effect, Effects};
@@ -16,13 +17,13 @@ use super::line::Lines;
 use super::owner::Owner;
 use super::partition::Slot;
 use super::pinned::Pinned;
-use super::push::WaitingPush;
 use super::read::ReadJob;
 use super::records;
 use super::start::Start;
 use super::state::State;
 use super::task::Task;
 use crate::base::buf::IoBuf;
+use crate::base::cipher::Keys;
 use crate::base::hash::queue_hash;
 use crate::base::ids::{LogPosition, Offset, ShardId, Token};
 use crate::base::prng::Prng;
@@ -46,6 +47,10 @@ pub struct ShardConfig {
     pub memory_bytes: usize,
     /// Bytes of the log's newest part kept in memory for pops.
     pub tail_bytes: usize,
+    /// Batches that the broker frames are stored compressed from this many bytes on.
+    pub compress_bytes: Option<usize>,
+    /// For the payloads of queues that encrypt.
+    pub keys: Keys,
     /// Seed of ids and salts: from the system's entropy in production, fixed in the simulation.
     pub entropy: u64,
 }
@@ -121,6 +126,11 @@ pub(super) struct Counters {
     pub dead_lettered: u64,
     pub claims: u64,
     pub empty_claims: u64,
+    /// Client-compressed groups stored as they came, and those written anew.
+    pub groups_kept: u64,
+    pub groups_recoded: u64,
+    /// Batches that the broker compressed by itself.
+    pub batches_compressed: u64,
 }
 
 pub struct Shard<B: IoBuf> {
@@ -137,8 +147,10 @@ pub struct Shard<B: IoBuf> {
     pub(super) pops: BTreeMap<Token, TaskId>,
     pub(super) claim_jobs: HashMap<u64, Box<ClaimJob<B>>, ahash::RandomState>,
     pub(super) waiting_pushes: BTreeMap<u64, WaitingPush<B>>,
-    /// Pushes behind one that waits for a read, by partition: order inside it must hold.
-    pub(super) blocked_pushes: BTreeMap<(String, String), VecDeque<super::push::PeerPush>>,
+    pub(super) blocked_pushes: BlockedPushes,
+    /// Always there but inside the step that uses it.
+    pub(super) scratch: Option<Box<Scratch>>,
+    pub(super) nonces: Nonces,
     pub(super) ack_jobs: BTreeMap<u64, AckJob>,
     pub(super) read_jobs: BTreeMap<u64, ReadJob>,
     pub(super) reads: HashMap<u64, ReadUse, ahash::RandomState>,
@@ -166,6 +178,7 @@ impl<B: IoBuf> Shard<B> {
         }
         match command {
             Command::Push(items) => self.push(now, items, token, fx),
+            Command::PushFrames(groups) => self.push_frames(groups, token, fx),
             Command::Pop(request) => self.pop(now, &request, token, fx),
             Command::Ack(request) => self.ack(now, &request, token, fx),
             Command::ExtendLease { lease_id, seconds } => {
@@ -352,7 +365,7 @@ impl<B: IoBuf> Shard<B> {
             }
             PeerMsg::Replicated { change_id } => self.replicated(now, change_id, fx),
             PeerMsg::Push { task, part, batch } => {
-                self.push_owned(now, super::push::PeerPush { from, task, part, batch }, fx);
+                self.push_owned(now, super::append::PeerPush { from, task, part, batch }, fx);
             }
             PeerMsg::Pushed { task, part, result } => self.pushed(task, part, result, fx),
             PeerMsg::PushStale { task, part, batch } => {

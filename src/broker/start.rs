@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 
+use super::append::Nonces;
 use super::commit::CommitQueue;
 use super::effect::Effects;
 use super::group::CursorKey;
@@ -90,6 +91,7 @@ impl<B: IoBuf> Shard<B> {
         let others: BTreeSet<ShardId> =
             (0..config.shards).map(ShardId).filter(|s| *s != config.shard).collect();
         Self {
+            nonces: Nonces::new(config.entropy),
             // The log mixes the same entropy into its salt; a different stream for ids.
             prng: Prng::new(config.entropy).fork(0x1D5),
             config,
@@ -117,6 +119,7 @@ impl<B: IoBuf> Shard<B> {
             counters: Counters::default(),
             retention_queue: 0,
             undurable_bytes: 0,
+            scratch: None,
         }
     }
 

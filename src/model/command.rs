@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 
 use super::options::OptionsPatch;
+use super::peer::PushPiece;
 use crate::base::ids::{Offset, PartitionId};
 
 /// The group of a pop or an ack that names none.
@@ -14,11 +15,18 @@ pub const DEFAULT_PARTITION: &str = "Default";
 #[derive(Debug)]
 pub enum Command<'a> {
     Push(&'a [PushItem<'a>]),
+    /// Frames that the client built, checked: one group for each run of one partition.
+    PushFrames(Vec<FrameGroup<'a>>),
     Pop(PopRequest<'a>),
     Ack(AckRequest<'a>),
-    ExtendLease { lease_id: &'a str, seconds: u32 },
+    ExtendLease {
+        lease_id: &'a str,
+        seconds: u32,
+    },
     Configure(ConfigureRequest<'a>),
-    DeleteQueue { queue: &'a str },
+    DeleteQueue {
+        queue: &'a str,
+    },
     Read(ReadRequest),
 }
 
@@ -32,6 +40,15 @@ pub struct PushItem<'a> {
     pub transaction_id: Option<Cow<'a, str>>,
     /// One JSON document, byte for byte as it came.
     pub payload: &'a [u8],
+}
+
+/// Neighbouring messages of a push that go to one partition, framed by the client.
+#[derive(Debug)]
+pub struct FrameGroup<'a> {
+    pub queue: &'a str,
+    /// [`DEFAULT_PARTITION`] when the group named none.
+    pub partition: &'a str,
+    pub piece: PushPiece,
 }
 
 /// Where a pop looks for messages.

@@ -25,6 +25,8 @@ pub enum ErrorCode {
     Draining,
     // A bug or a failed read.
     Internal,
+    /// A payload was encrypted with a key that is not here, or is damaged.
+    CannotDecrypt,
 }
 
 impl ErrorCode {
@@ -44,6 +46,7 @@ impl ErrorCode {
             Self::Retry => "retry",
             Self::Draining => "draining",
             Self::Internal => "internal",
+            Self::CannotDecrypt => "cannot_decrypt",
         }
     }
 }

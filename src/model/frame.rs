@@ -8,7 +8,7 @@
 //! ```
 //! All integers are little-endian.
 
-use crate::base::ids::{MessageId, Offset};
+use crate::base::ids::{MessageId, Offset, PartitionId};
 
 pub const FLAG_TRACE: u8 = 1;
 pub const FLAG_PRODUCER: u8 = 2;
@@ -21,16 +21,48 @@ pub const CODEC_ZSTD: u8 = 1;
 
 pub const BATCH_HEAD_BYTES: usize = 25;
 
+/// Bytes of a frame without optional fields, transaction id and payload.
+pub const FRAME_BYTES_MIN: usize = 4 + 1 + 16 + 2;
+
 /// Appends one frame as the broker makes them: no trace id, no producer.
+#[inline]
 pub fn write_frame(out: &mut Vec<u8>, id: MessageId, transaction_id: &[u8], payload: &[u8]) {
-    let body_len = 1 + 16 + 2 + transaction_id.len() + payload.len();
+    let body_len = FRAME_BYTES_MIN - 4 + transaction_id.len() + payload.len();
+    // One piece, one growth check: the fields in front are small and many.
+    let mut head = [0; FRAME_BYTES_MIN];
+    head[..4].copy_from_slice(&(body_len as u32).to_le_bytes());
+    head[5..21].copy_from_slice(&id.0);
+    head[21..].copy_from_slice(&(transaction_id.len() as u16).to_le_bytes());
     out.reserve(4 + body_len);
-    out.extend_from_slice(&(body_len as u32).to_le_bytes());
-    out.push(0);
-    out.extend_from_slice(&id.0);
-    out.extend_from_slice(&(transaction_id.len() as u16).to_le_bytes());
+    out.extend_from_slice(&head);
     out.extend_from_slice(transaction_id);
     out.extend_from_slice(payload);
+}
+
+/// Appends `frame` again with another payload, as it is kept at rest: flagged encrypted.
+pub fn write_encrypted(out: &mut Vec<u8>, frame: &Frame<'_>, seal: impl FnOnce(&mut Vec<u8>)) {
+    let start = out.len();
+    out.extend_from_slice(&[0; 4]);
+    out.push(frame.flags | FLAG_ENCRYPTED);
+    out.extend_from_slice(&frame.id.0);
+    if let Some(trace_id) = &frame.trace_id {
+        out.extend_from_slice(trace_id);
+    }
+    for text in [Some(frame.transaction_id), frame.producer].into_iter().flatten() {
+        out.extend_from_slice(&(text.len() as u16).to_le_bytes());
+        out.extend_from_slice(text);
+    }
+    seal(out);
+    let body_len = (out.len() - start - 4) as u32;
+    out[start..start + 4].copy_from_slice(&body_len.to_le_bytes());
+}
+
+/// What an encrypted payload is bound to: it opens in the message it was sealed for, nowhere else.
+pub fn sealed_place(partition: PartitionId, id: MessageId) -> [u8; 24] {
+    let mut place = [0; 24];
+    place[..8].copy_from_slice(&partition.0.to_le_bytes());
+    place[8..].copy_from_slice(&id.0);
+    place
 }
 
 /// One stored frame, borrowed.

@@ -3,6 +3,9 @@
 //! Every request carries the asking shard's [`TaskId`]; its answer carries it back. Messages
 //! between two shards arrive in the order sent.
 
+use bytes::Bytes;
+use smallvec::SmallVec;
+
 use super::command::{AckStatus, ReadRequest, Subscription};
 use super::error::Refusal;
 use super::options::{OptionsPatch, QueueOptions};
@@ -57,11 +60,23 @@ pub struct PushBatch {
     pub queue: String,
     pub incarnation: u64,
     pub partition: String,
-    /// `count` frames back to back (`model::frame`).
-    pub frames: Vec<u8>,
+    /// Each becomes a stored batch of its own, in this order.
+    pub pieces: SmallVec<[PushPiece; 1]>,
+    /// Items over all pieces.
     pub count: u32,
     /// Bit i: the broker minted item i's transaction id, so no other message can carry it.
     pub minted: Vec<u64>,
+}
+
+/// Frames that are stored together.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PushPiece {
+    /// `count` frames back to back (`model::frame`).
+    pub frames: Vec<u8>,
+    pub count: u32,
+    /// The client's one zstd frame over exactly `frames`: stored as it came where nothing of it
+    /// has to change. Empty where the broker framed the items itself.
+    pub packed: Bytes,
 }
 
 impl PushBatch {

@@ -204,6 +204,11 @@ pub struct ShardStats {
     pub dedup_ids: u64,
     pub claims: u64,
     pub empty_claims: u64,
+    /// Client-compressed groups stored as they came / written anew; batches that the broker
+    /// compressed by itself.
+    pub groups_kept: u64,
+    pub groups_recoded: u64,
+    pub batches_compressed: u64,
     /// Why the shard takes no writes, if it does not.
     pub fault: Option<String>,
     pub storage_full: bool,

@@ -1,13 +1,14 @@
 //! Listing dead letters.
 
 use super::json::{self, Fields};
+use super::opener::Opener;
 use super::pop::{payload_or_null, unshowable};
 use super::query::Query;
 use crate::base::buf::IoBuf;
 use crate::base::limits;
 use crate::model::command::DeadLetterQuery;
 use crate::model::error::Refusal;
-use crate::model::frame::{self, Frame};
+use crate::model::frame;
 use crate::model::reply::DeadLetter;
 
 /// Reads the filters. A time that is none is refused: taken as absent it would show, and to a
@@ -31,6 +32,7 @@ pub fn encode<B: IoBuf>(
     rows: &[DeadLetter<B>],
     total: u64,
     query: &DeadLetterQuery,
+    opener: &mut Opener,
     out: &mut Vec<u8>,
 ) -> Result<(), Refusal> {
     let start = out.len();
@@ -39,15 +41,9 @@ pub fn encode<B: IoBuf>(
         if i > 0 {
             out.push(b',');
         }
-        let bytes = row.frame.contiguous();
-        match frame::split_frame(&bytes) {
-            Some((frame, [])) if frame.flags & frame::FLAG_ENCRYPTED == 0 => {
-                write_row(row, &frame, out);
-            }
-            _ => {
-                out.truncate(start);
-                return Err(unshowable("a dead letter is encrypted or not one whole message"));
-            }
+        if let Err(refusal) = write_row(row, opener, out) {
+            out.truncate(start);
+            return Err(refusal);
         }
     }
     out.extend_from_slice(b"],\"total\":");
@@ -58,7 +54,16 @@ pub fn encode<B: IoBuf>(
     Ok(())
 }
 
-fn write_row<B>(row: &DeadLetter<B>, frame: &Frame<'_>, out: &mut Vec<u8>) {
+fn write_row<B: IoBuf>(
+    row: &DeadLetter<B>,
+    opener: &mut Opener,
+    out: &mut Vec<u8>,
+) -> Result<(), Refusal> {
+    let bytes = row.frame.contiguous();
+    let Some((frame, [])) = frame::split_frame(&bytes) else {
+        return Err(unshowable("a dead letter is not one whole message"));
+    };
+    let payload = payload_or_null(opener.decrypting.payload(row.partition_id, &frame)?);
     let mut fields = Fields::begin(out);
     fields.uuid("id", &row.id).text("queue", &row.queue).text("partition", &row.partition);
     write_quoted_integer(fields.key("partitionId"), row.partition_id.0);
@@ -69,8 +74,8 @@ fn write_row<B>(row: &DeadLetter<B>, frame: &Frame<'_>, out: &mut Vec<u8>) {
         .uuid("messageId", &frame.id.0);
     write_bytes(fields.key("transactionId"), frame.transaction_id);
     // The same value twice: older clients read one key, newer ones the other.
-    fields.key("data").extend_from_slice(payload_or_null(frame.payload));
-    fields.key("payload").extend_from_slice(payload_or_null(frame.payload));
+    fields.key("data").extend_from_slice(payload);
+    fields.key("payload").extend_from_slice(payload);
     match frame.producer {
         Some(producer) => write_bytes(fields.key("producerSub"), producer),
         None => _ = fields.null("producerSub"),
@@ -80,6 +85,7 @@ fn write_row<B>(row: &DeadLetter<B>, frame: &Frame<'_>, out: &mut Vec<u8>) {
         .integer("retryCount", row.retry_count)
         .micros("failedAt", row.failed_at_us)
         .end();
+    Ok(())
 }
 
 fn write_quoted_integer(out: &mut Vec<u8>, n: u64) {
@@ -144,7 +150,8 @@ mod tests {
         frame::write_frame(&mut bytes, MessageId([0x55; 16]), b"t-1", b"{\"n\": 1}");
         let query = DeadLetterQuery { limit: 100, offset: 2, ..Default::default() };
         let mut out = Vec::new();
-        encode(&[row(bytes.clone())], 5, &query, &mut out).unwrap();
+        let mut opener = Opener::default();
+        encode(&[row(bytes.clone())], 5, &query, &mut opener, &mut out).unwrap();
         let want = concat!(
             r#"{"messages":[{"id":"44444444-4444-4444-4444-444444444444","queue":"q","#,
             r#""partition":"p","partitionId":"7","createdAt":"2023-11-14T22:13:20.123456Z","#,
@@ -161,10 +168,10 @@ mod tests {
 
         bytes.push(0);
         let before = out.len();
-        assert!(encode(&[row(bytes)], 5, &query, &mut out).is_err());
+        assert!(encode(&[row(bytes)], 5, &query, &mut opener, &mut out).is_err());
         assert_eq!(out.len(), before);
         out.clear();
-        encode::<HeapBuf>(&[], 0, &query, &mut out).unwrap();
+        encode::<HeapBuf>(&[], 0, &query, &mut opener, &mut out).unwrap();
         let want = br#"{"messages":[],"total":0,"pagination":{"limit":100,"offset":2}}"#;
         assert_eq!(out, want);
     }

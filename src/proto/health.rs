@@ -41,10 +41,12 @@ impl<'a> Condition<'a> {
     }
 }
 
+/// `encryption_key`: whether payloads of queues that encrypt can be encrypted.
 pub fn encode(
     condition: Condition<'_>,
     shards: &[ShardStats],
     uptime_seconds: u64,
+    encryption_key: bool,
     out: &mut Vec<u8>,
 ) {
     let full = shards.iter().any(|shard| shard.storage_full);
@@ -59,6 +61,9 @@ pub fn encode(
         .object("storage", |storage| {
             let ready = !matches!(condition, Condition::Failed(_));
             storage.boolean("ready", ready).boolean("writable", ready && !full);
+        })
+        .object("security", |security| {
+            security.boolean("encryptionKey", encryption_key);
         });
     if let Condition::Failed(fault) = condition {
         fields.text("error", fault);
@@ -74,7 +79,7 @@ mod tests {
     fn text(shards: &[ShardStats], draining: bool) -> (bool, String) {
         let mut out = Vec::new();
         let condition = Condition::of(shards, draining);
-        encode(condition, shards, 5, &mut out);
+        encode(condition, shards, 5, true, &mut out);
         (condition.is_healthy(), String::from_utf8(out).unwrap())
     }
 
@@ -86,14 +91,15 @@ mod tests {
              \"uptimeSeconds\":5,\"shards\":1,\"storage\":"
         );
         let mut s = [shard(0)];
-        let good = "{\"ready\":true,\"writable\":true}}";
+        let good = "{\"ready\":true,\"writable\":true},\"security\":{\"encryptionKey\":true}}";
         assert_eq!(text(&s, false), (true, format!("{{\"status\":\"healthy\",{middle}{good}")));
         assert_eq!(text(&s, true), (false, format!("{{\"status\":\"draining\",{middle}{good}")));
         s[0].storage_full = true;
         let (healthy, body) = text(&s, false);
-        assert!(healthy && body.ends_with("{\"ready\":true,\"writable\":false}}"));
+        assert!(healthy && body.contains("{\"ready\":true,\"writable\":false},"));
         s[0].fault = Some("fdatasync failed".into());
-        let bad = "{\"ready\":false,\"writable\":false},\"error\":\"fdatasync failed\"}";
+        let bad = "{\"ready\":false,\"writable\":false},\"security\":{\"encryptionKey\":true},\
+                   \"error\":\"fdatasync failed\"}";
         assert_eq!(text(&s, true), (false, format!("{{\"status\":\"unhealthy\",{middle}{bad}")));
     }
 }

@@ -72,7 +72,7 @@ const fn gauge(key: &'static str, name: &'static str, help: &'static str, value:
     Family { key, name, kind: GAUGE, help, value }
 }
 
-const FAMILIES: [Family; 17] = [
+const FAMILIES: [Family; 20] = [
     counter("pushed", "lanemq_pushed_messages_total", "Messages stored.", |s| s.pushed),
     counter(
         "duplicates",
@@ -94,6 +94,24 @@ const FAMILIES: [Family; 17] = [
         "lanemq_empty_claims_total",
         "Claims of a partition that found nothing.",
         |s| s.empty_claims,
+    ),
+    counter(
+        "groupsKept",
+        "lanemq_push_groups_kept_total",
+        "Groups that a client compressed, stored as they came.",
+        |s| s.groups_kept,
+    ),
+    counter(
+        "groupsRecoded",
+        "lanemq_push_groups_recoded_total",
+        "Groups that a client compressed, written anew.",
+        |s| s.groups_recoded,
+    ),
+    counter(
+        "batchesCompressed",
+        "lanemq_batches_compressed_total",
+        "Batches that the broker framed and compressed.",
+        |s| s.batches_compressed,
     ),
     counter(
         "appendedBytes",
@@ -191,6 +209,9 @@ pub(super) mod tests {
             dedup_ids: 12,
             claims: 13,
             empty_claims: 14,
+            groups_kept: 15,
+            groups_recoded: 16,
+            batches_compressed: 17,
             fault: None,
             storage_full: n == 1,
         }
@@ -232,7 +253,7 @@ pub(super) mod tests {
         let declared = names.len();
         names.sort_unstable();
         names.dedup();
-        assert_eq!((names.len(), declared), (23, 23));
+        assert_eq!((names.len(), declared), (26, 26));
         for line in text.lines().filter(|l| !l.starts_with('#')) {
             let name = line.split(['{', ' ']).next().unwrap();
             assert!(names.binary_search(&name).is_ok(), "{line}");

@@ -5,6 +5,7 @@
 
 use std::borrow::Cow;
 
+pub use super::opener::Opener;
 pub use super::pop_frames::{Piece, encode_frames, fits_frames};
 
 use super::json;
@@ -14,7 +15,7 @@ use crate::base::buf::{Gather, IoBuf};
 use crate::base::{limits, time, uuid};
 use crate::model::command::{DEFAULT_PARTITION, PopRequest, PopTarget, QUEUE_MODE, Subscription};
 use crate::model::error::{ErrorCode, Refusal};
-use crate::model::frame::{self, BATCH_HEAD_BYTES, BatchHead, Frame};
+use crate::model::frame::{self, BATCH_HEAD_BYTES, BatchHead, FRAME_BYTES_MIN, Frame};
 use crate::model::reply::{Autopilot, Claim, PopReply};
 
 /// A pop, and in which form it wants its answer.
@@ -140,10 +141,11 @@ fn subscription(query: &Query<'_>, group: &str) -> Subscription {
 pub fn encode_json<B: IoBuf>(
     reply: &PopReply<B>,
     discovery: bool,
+    opener: &mut Opener,
     out: &mut Vec<u8>,
 ) -> Result<(), Refusal> {
     let start = out.len();
-    let result = write_reply(reply, discovery, out);
+    let result = write_reply(reply, discovery, opener, out);
     if result.is_err() {
         out.truncate(start);
     }
@@ -153,6 +155,7 @@ pub fn encode_json<B: IoBuf>(
 fn write_reply<B: IoBuf>(
     reply: &PopReply<B>,
     discovery: bool,
+    opener: &mut Opener,
     out: &mut Vec<u8>,
 ) -> Result<(), Refusal> {
     let lease = lease_text(reply);
@@ -174,7 +177,7 @@ fn write_reply<B: IoBuf>(
     for claim in &reply.claims {
         let mut messages = MessageWriter::new(reply, claim, &lease, discovery);
         for batch in &claim.batches {
-            messages.write_batch(batch, messages_start, out)?;
+            messages.write_batch(batch, messages_start, opener, out)?;
         }
     }
     out.extend_from_slice(b"],\"partitionsClaimed\":");
@@ -199,8 +202,6 @@ pub(super) fn write_autopilot(chosen: Autopilot, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-/// A frame without trace id, producer, transaction id and payload.
-const FRAME_BYTES_MIN: usize = 4 + 1 + 16 + 2;
 /// Keys, id and time of a message in JSON, beside what its frame and its claim bring.
 const MESSAGE_BYTES: usize = 160;
 
@@ -242,13 +243,13 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
         &mut self,
         batch: &Gather<B>,
         messages_start: usize,
+        opener: &mut Opener,
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
+        let Opener { inflating, decrypting } = opener;
         let bytes = batch.contiguous();
-        let (head, mut rest) = split_batch(&bytes)?;
-        if head.codec != frame::CODEC_RAW {
-            return Err(unshowable("a stored batch is compressed"));
-        }
+        let (head, stored) = split_batch(&bytes)?;
+        let mut rest = inflating.frames(&head, stored)?;
         // Checked before the count sizes anything.
         if rest.len() / FRAME_BYTES_MIN < head.count as usize {
             return Err(unshowable("a stored batch is shorter than its count"));
@@ -274,21 +275,14 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
                 if out.len() > messages_start {
                     out.push(b',');
                 }
-                self.write_message(&frame, offset, out)?;
+                let payload = decrypting.payload(self.claim.partition_id, &frame)?;
+                self.write_message(&frame, payload, offset, out);
             }
         }
         Ok(())
     }
 
-    fn write_message(
-        &self,
-        frame: &Frame<'_>,
-        offset: u64,
-        out: &mut Vec<u8>,
-    ) -> Result<(), Refusal> {
-        if frame.flags & frame::FLAG_ENCRYPTED != 0 {
-            return Err(unshowable("a stored message is encrypted"));
-        }
+    fn write_message(&self, frame: &Frame<'_>, payload: &[u8], offset: u64, out: &mut Vec<u8>) {
         out.extend_from_slice(b"{\"id\":\"");
         out.extend_from_slice(&uuid::to_text(&frame.id.0));
         out.extend_from_slice(b"\",\"transactionId\":\"");
@@ -301,7 +295,7 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
                 out.extend_from_slice(b",\"data\":");
             }
         }
-        out.extend_from_slice(payload_or_null(frame.payload));
+        out.extend_from_slice(payload_or_null(payload));
         match frame.producer {
             None => out.extend_from_slice(b",\"producerSub\":null,\"createdAt\":\""),
             Some(producer) => {
@@ -314,7 +308,6 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
         out.extend_from_slice(&self.middle);
         json::write_integer(out, offset);
         out.extend_from_slice(&self.end);
-        Ok(())
     }
 }
 
@@ -519,7 +512,7 @@ mod tests {
 
     fn json(reply: &PopReply<HeapBuf>, discovery: bool) -> String {
         let mut out = Vec::new();
-        encode_json(reply, discovery, &mut out).unwrap();
+        encode_json(reply, discovery, &mut Opener::default(), &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -596,12 +589,15 @@ mod tests {
         };
         let count_three = changed(16, 3);
         let compressed = changed(20, frame::CODEC_ZSTD);
+        let unknown = changed(20, 9);
         let long = changed(21, 200);
         let encrypted = changed(BATCH_HEAD_BYTES + 4, frame::FLAG_ENCRYPTED);
-        for bytes in [count_three, compressed, long, encrypted, whole[..20].to_vec()] {
+        for bytes in [count_three, compressed, unknown, long, encrypted, whole[..20].to_vec()] {
             let mut out = b"before".to_vec();
-            let refusal = encode_json(&reply(0, 9, vec![Gather::Owned(bytes)]), false, &mut out);
-            assert_eq!(refusal.unwrap_err().code, ErrorCode::Internal);
+            let reply = reply(0, 9, vec![Gather::Owned(bytes)]);
+            let refusal = encode_json(&reply, false, &mut Opener::default(), &mut out).unwrap_err();
+            let named = [ErrorCode::Internal, ErrorCode::CannotDecrypt];
+            assert!(named.contains(&refusal.code), "{refusal:?}");
             assert_eq!(out, b"before");
         }
     }

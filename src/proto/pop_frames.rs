@@ -37,16 +37,24 @@ impl<B: IoBuf> Piece<B> {
     }
 }
 
-/// Whether the framed form can carry this answer: clients refuse the whole answer over one
+/// Whether the framed form can carry this answer: it names one queue, and clients refuse the whole answer over one
 /// encrypted frame, even one outside its claim. Reads only the heads of frames and copies
 /// nothing, however the batches lie.
 pub fn fits_frames<B: IoBuf>(reply: &PopReply<B>) -> bool {
+    let one_queue = reply.claims.windows(2).all(|pair| pair[0].queue == pair[1].queue);
     let mut batches = reply.claims.iter().flat_map(|claim| &claim.batches);
-    batches.all(batch_is_clear)
+    one_queue && batches.all(batch_is_clear)
 }
 
-/// False for a batch with an encrypted frame, and for one that cannot be looked into.
+/// False for a batch with an encrypted frame, and for one that cannot be looked into. Encrypted
+/// frames are never compressed afterwards, so a compressed batch holds none.
 fn batch_is_clear<B: IoBuf>(batch: &Gather<B>) -> bool {
+    /// Place of the codec in a batch's head.
+    const CODEC_AT: usize = 20;
+    let codec = batch.pieces().flatten().nth(CODEC_AT).copied();
+    if codec == Some(frame::CODEC_ZSTD) {
+        return true;
+    }
     const LEN_AND_FLAGS: usize = 5;
     let mut head = [0; BATCH_HEAD_BYTES];
     let mut head_have = 0;
@@ -119,7 +127,8 @@ fn write_head<B>(reply: &PopReply<B>, out: &mut Vec<u8>) {
     out.extend_from_slice(b"QPF1\x01");
     out.extend_from_slice(&(own.len() as u32).to_le_bytes());
     out.extend_from_slice(&own);
-    write_short(out, reply.queue.as_bytes());
+    // A discovery pop's reply has no queue of its own.
+    write_short(out, reply.claims.first().map_or(&reply.queue, |claim| &claim.queue).as_bytes());
     match reply.lease_id {
         Some(id) => write_short(out, &uuid::to_text(&id.0)),
         None => write_short(out, b""),
@@ -284,7 +293,8 @@ mod tests {
         let bytes = joined(&reply);
         assert_eq!(&bytes[..5], b"QPF1\x01");
         let mut json = Vec::new();
-        crate::proto::pop::encode_json(&reply, false, &mut json).unwrap();
+        let mut opener = crate::proto::pop::Opener::default();
+        crate::proto::pop::encode_json(&reply, false, &mut opener, &mut json).unwrap();
         let plain: queen_protocol::PopResponse = serde_json::from_slice(&json).unwrap();
         assert_eq!(plain.messages.len(), 4);
         assert!(fits_frames(&reply));
@@ -318,7 +328,7 @@ mod tests {
             }
         }
         let mut bytes = batch(0, 0, &[]);
-        bytes[20] = frame::CODEC_ZSTD;
+        bytes[20] = 9;
         let mut c = claim(1, "p", (0, 0), 1);
         c.batches.push(Gather::Owned(bytes));
         assert!(!fits_frames(&reply("g", vec![c])));

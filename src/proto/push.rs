@@ -16,15 +16,8 @@ use crate::model::command::{DEFAULT_PARTITION, PushItem};
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::reply::PushResult;
 
-/// First bytes of the binary forms. No JSON text begins so.
-const BINARY_MAGICS: [&[u8]; 2] = [b"QPB1", b"QTB1"];
-
-/// Reads a push body. What it is, its first bytes say: the content type is not asked.
+/// Reads a JSON push body.
 pub fn decode(body: &[u8]) -> Result<Vec<PushItem<'_>>, Refusal> {
-    if BINARY_MAGICS.iter().any(|magic| body.starts_with(magic)) {
-        let text = "the binary push form is not served by this build, send JSON";
-        return Err(Refusal::new(ErrorCode::NotImplemented, text));
-    }
     let wire: WirePush<'_> = json::read_object(body)?;
     wire.items.into_iter().map(|Object(item)| item.check()).collect()
 }
@@ -71,35 +64,48 @@ impl<'a> WireItem<'a> {
     }
 }
 
+/// What an answer repeats of an item: its queue, and its transaction id where it came with one.
+pub type Label<'a> = (&'a str, Option<&'a [u8]>);
+
+/// The labels of items that were read from a body.
+pub fn labels<'a>(items: &'a [PushItem<'_>]) -> impl ExactSizeIterator<Item = Label<'a>> {
+    items.iter().map(|item| (&*item.queue, item.transaction_id.as_ref().map(|id| id.as_bytes())))
+}
+
 /// Writes the answer: one object per item, in request order.
-pub fn encode(items: &[PushItem<'_>], results: &[PushResult], out: &mut Vec<u8>) {
-    assert_eq!(items.len(), results.len(), "one result per item");
+pub fn encode<'a>(
+    labels: impl ExactSizeIterator<Item = Label<'a>>,
+    results: &[PushResult],
+    out: &mut Vec<u8>,
+) {
+    assert_eq!(labels.len(), results.len(), "one result per item");
     // 36 bytes of id twice, some 90 of keys, room for names.
     out.reserve(2 + results.len() * 224);
     out.push(b'[');
-    for (index, (item, result)) in items.iter().zip(results).enumerate() {
+    for (index, (label, result)) in labels.zip(results).enumerate() {
         if index > 0 {
             out.push(b',');
         }
-        encode_one(index, item, result, out);
+        encode_one(index, label, result, out);
     }
     out.push(b']');
 }
 
-fn encode_one(index: usize, item: &PushItem<'_>, result: &PushResult, out: &mut Vec<u8>) {
+fn encode_one(index: usize, label: Label<'_>, result: &PushResult, out: &mut Vec<u8>) {
+    let (queue, transaction_id) = label;
     let id = uuid::to_text(&result.id().0);
     out.extend_from_slice(b"{\"index\":");
     json::write_integer(out, index);
     out.extend_from_slice(b",\"message_id\":\"");
     out.extend_from_slice(&id);
     out.extend_from_slice(b"\",\"transaction_id\":\"");
-    match &item.transaction_id {
-        Some(given) => json::write_escaped(out, given.as_bytes()),
+    match transaction_id {
+        Some(given) => json::write_escaped(out, given),
         // The minted one is the text of the message id.
         None => out.extend_from_slice(&id),
     }
     out.extend_from_slice(b"\",\"queueName\":\"");
-    json::write_escaped(out, item.queue.as_bytes());
+    json::write_escaped(out, queue.as_bytes());
     match result {
         PushResult::Queued { offset, .. } => {
             out.extend_from_slice(b"\",\"status\":\"queued\",\"offset\":");
@@ -252,16 +258,6 @@ mod tests {
     }
 
     #[test]
-    fn binary_forms_are_named() {
-        for body in [&b"QPB1\0\0"[..], b"QTB1"] {
-            let refusal = decode(body).unwrap_err();
-            assert_eq!(refusal.code, ErrorCode::NotImplemented);
-            assert!(refusal.text.contains("binary push"));
-        }
-        assert_eq!(code(b"QPB2"), ErrorCode::BadBody);
-    }
-
-    #[test]
     fn the_answer_has_the_wires_keys_and_casing() {
         let item = |id: Option<&'static str>| PushItem {
             queue: "or\"ders".into(),
@@ -277,7 +273,7 @@ mod tests {
             PushResult::Error { id, text: "too large" },
         ];
         let mut out = Vec::new();
-        encode(&items, &results, &mut out);
+        encode(labels(&items), &results, &mut out);
         let want = concat!(
             r#"[{"index":0,"message_id":"11111111-1111-1111-1111-111111111111","#,
             r#""transaction_id":"t\\1","queueName":"or\"ders","status":"queued","offset":41},"#,
@@ -289,12 +285,12 @@ mod tests {
         );
         assert_eq!(String::from_utf8_lossy(&out), want);
         out.clear();
-        encode(&items[..1], &results[..1], &mut out);
+        encode(labels(&items[..1]), &results[..1], &mut out);
         let read: Vec<queen_protocol::PushResult> = serde_json::from_slice(&out).unwrap();
         assert_eq!(read[0].status, queen_protocol::PushStatus::Queued);
         assert_eq!((read[0].index, read[0].offset.map(|n| n as u64)), (0, Some(41)));
         out.clear();
-        encode(&[], &[], &mut out);
+        encode(labels(&[]), &[], &mut out);
         assert_eq!(out, b"[]");
     }
 }

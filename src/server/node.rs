@@ -1,6 +1,6 @@
 //! One executor's part of the broker: its shards, its connections, its clock work.
 
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -15,9 +15,11 @@ use super::executor;
 use super::mesh::{Inbox, Message};
 use super::shard::{ShardHandle, Surroundings};
 use super::watch::Watches;
+use crate::base::cipher::Keys;
 use crate::base::time::Now;
 use crate::broker::shard::ShardConfig;
 use crate::http::{self, Limits};
+use crate::proto::pop::Opener;
 
 /// What an executor is given at its start. It goes to the executor's thread.
 pub struct Part {
@@ -28,6 +30,8 @@ pub struct Part {
     pub shards: Vec<(ShardConfig, PathBuf)>,
     pub around: Surroundings,
     pub limits: Limits,
+    /// To show what is encrypted at rest.
+    pub keys: Keys,
 }
 
 pub struct Node {
@@ -45,6 +49,7 @@ pub struct Node {
     next_shard: Cell<usize>,
     refusing: Cell<usize>,
     outboxes: RefCell<Vec<Outbox>>,
+    opener: RefCell<Opener>,
 }
 
 /// Outboxes kept for reuse.
@@ -109,10 +114,16 @@ async fn open(part: Part) -> Result<Node, String> {
         next_shard: Cell::new(0),
         refusing: Cell::new(0),
         outboxes: RefCell::default(),
+        opener: RefCell::new(Opener::new(part.keys)),
     })
 }
 
 impl Node {
+    /// What inflates and decrypts here. Borrowed for one synchronous step at a time.
+    pub fn opener(&self) -> RefMut<'_, Opener> {
+        self.opener.borrow_mut()
+    }
+
     /// Works off the inbox until the end of the process.
     async fn work(self: &Rc<Self>) {
         let inbox: Arc<Inbox> = self.around.mesh.inbox(self.index).clone();

@@ -14,7 +14,7 @@ use super::process;
 use super::route::{self, Route};
 use super::shard::{Claimed, ShardHandle};
 use crate::http::{Request, Target};
-use crate::model::command::{Command, PopTarget, ReadRequest};
+use crate::model::command::{Command, PopTarget, PushItem, ReadRequest};
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::reply::{QueueRow, Reply, ShardStats};
 use crate::proto::health::Condition;
@@ -22,7 +22,7 @@ use crate::proto::metrics::ServerStats;
 use crate::proto::pop::Piece;
 use crate::proto::query::Query;
 use crate::proto::{
-    ack, configure, dlq, error, health, lease, metrics, pop, push, queues, resources,
+    ack, configure, dlq, error, health, lease, metrics, pop, push, push_binary, queues, resources,
 };
 
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
@@ -46,7 +46,7 @@ async fn operate(
     let segments =
         request.target.segments().map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))?;
     match route::find(request.method, &segments) {
-        Route::Push => push(shard, &request).await,
+        Route::Push => push(node, shard, &request).await,
         Route::Pop(target) => {
             let target = owned(target);
             drop(segments);
@@ -65,14 +65,14 @@ async fn operate(
             ack(shard, body).await
         }
         Route::ExtendLease(lease_id) => extend(shard, lease_id, &request.body).await,
-        Route::Configure => configure(shard, &request.body).await,
+        Route::Configure => configure(node, shard, &request.body).await,
         Route::DeleteQueue(queue) => delete_queue(shard, queue).await,
         Route::Queue(queue) => queue_detail(shard, queue).await,
         Route::Queues | Route::Namespaces | Route::Tasks | Route::Overview => {
             let rows = queue_rows(shard).await?;
             resources(&route::find(request.method, &segments), rows, shard, &request.target)
         }
-        Route::DeadLetters => dead_letters(shard, &request.target).await,
+        Route::DeadLetters => dead_letters(node, shard, &request.target).await,
         Route::StatsRefresh => {
             // Counters are kept as things happen: there is nothing to refresh.
             Ok(Answer::json(200, |out| out.extend_from_slice(br#"{"success":true}"#)))
@@ -142,15 +142,82 @@ fn query(target: &Target) -> Result<Query<'_>, Refusal> {
         .map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))
 }
 
-async fn push(shard: &Rc<ShardHandle>, request: &Request) -> Result<Answer, Refusal> {
-    if request.content_type.as_deref().is_some_and(is_binary_push) {
-        let text = "binary push: this build does not have it yet";
-        return Err(Refusal::new(ErrorCode::NotImplemented, text));
+async fn push(
+    node: &Rc<Node>,
+    shard: &Rc<ShardHandle>,
+    request: &Request,
+) -> Result<Answer, Refusal> {
+    match push_binary::Form::read(&request.body) {
+        Some(form) => {
+            let form = form?;
+            if form.is_framed() {
+                push_frames(node, shard, request, form).await
+            } else {
+                push_plain(node, shard, request, form).await
+            }
+        }
+        None if request.content_type.as_deref().is_some_and(is_binary_push) => {
+            Err(Refusal::new(ErrorCode::BadBody, "a binary push begins with QPB1"))
+        }
+        None => {
+            let items = push::decode(&request.body)?;
+            push_items(shard, &items, false).await
+        }
     }
-    let items = push::decode(&request.body)?;
-    match shard.handle(Command::Push(&items)).await {
-        Reply::Push(results) => Ok(Answer::json(201, |out| push::encode(&items, &results, out))),
+}
+
+async fn push_items(
+    shard: &Rc<ShardHandle>,
+    items: &[PushItem<'_>],
+    counts: bool,
+) -> Result<Answer, Refusal> {
+    match shard.handle(Command::Push(items)).await {
+        Reply::Push(results) if counts => {
+            Ok(Answer::json(201, |out| push_binary::encode_counts(&results, out)))
+        }
+        Reply::Push(results) => {
+            Ok(Answer::json(201, |out| push::encode(push::labels(items), &results, out)))
+        }
         other => Err(unexpected(&other)),
+    }
+}
+
+async fn push_plain(
+    node: &Rc<Node>,
+    shard: &Rc<ShardHandle>,
+    request: &Request,
+    form: push_binary::Form,
+) -> Result<Answer, Refusal> {
+    let mut inflated = Vec::new();
+    let plain = form.plain(&request.body, node.opener().inflater(), &mut inflated)?;
+    let items = form.items(plain)?;
+    push_items(shard, &items, form.wants_counts()).await
+}
+
+/// Groups that the client framed: all of them are checked before any is handed in.
+async fn push_frames(
+    node: &Rc<Node>,
+    shard: &Rc<ShardHandle>,
+    request: &Request,
+    form: push_binary::Form,
+) -> Result<Answer, Refusal> {
+    let mut body = push_binary::FramedBody::new(&request.body)?;
+    let mut groups = Vec::new();
+    loop {
+        let group = body.next_group(node.opener().inflater(), Vec::new())?;
+        let Some(group) = group else { break };
+        groups.push(group);
+        glommio::yield_if_needed().await;
+    }
+    let labels = (!form.wants_counts()).then(|| push_binary::Labels::of(&groups));
+    match (shard.handle(Command::PushFrames(groups)).await, labels) {
+        (Reply::Push(results), None) => {
+            Ok(Answer::json(201, |out| push_binary::encode_counts(&results, out)))
+        }
+        (Reply::Push(results), Some(labels)) => {
+            Ok(Answer::json(201, |out| push::encode(labels.iter(), &results, out)))
+        }
+        (other, _) => Err(unexpected(&other)),
     }
 }
 
@@ -195,19 +262,26 @@ async fn pop(
     drop(request);
     match answering.await {
         Reply::Pop(reply) if reply.claims.is_empty() => Ok(Answer::nothing()),
-        Reply::Pop(reply) => show_claims(Claimed::new(shard.clone(), reply), discovery, frames),
+        Reply::Pop(reply) => {
+            show_claims(node, Claimed::new(shard.clone(), reply), discovery, frames)
+        }
         other => Err(unexpected(&other)),
     }
 }
 
-fn show_claims(claimed: Claimed, discovery: bool, frames: bool) -> Result<Answer, Refusal> {
+fn show_claims(
+    node: &Node,
+    claimed: Claimed,
+    discovery: bool,
+    frames: bool,
+) -> Result<Answer, Refusal> {
     let Some(reply) = claimed.reply() else { return Ok(Answer::nothing()) };
-    let answer = if frames && !discovery && pop::fits_frames(reply) {
+    let answer = if frames && pop::fits_frames(reply) {
         let pieces: Vec<Piece<DmaBuf>> = pop::encode_frames(reply);
         Answer { pieces, ..Answer::new(200, FRAMED_POP, Vec::new()) }
     } else {
         let mut body = Vec::with_capacity(1 << 10);
-        pop::encode_json(reply, discovery, &mut body)?;
+        pop::encode_json(reply, discovery, &mut node.opener(), &mut body)?;
         Answer::new(200, JSON, body)
     };
     Ok(Answer { claimed: Some(claimed), ..answer })
@@ -235,11 +309,18 @@ async fn extend(shard: &Rc<ShardHandle>, lease_id: &str, body: &[u8]) -> Result<
     }
 }
 
-async fn configure(shard: &Rc<ShardHandle>, body: &[u8]) -> Result<Answer, Refusal> {
+async fn configure(
+    node: &Rc<Node>,
+    shard: &Rc<ShardHandle>,
+    body: &[u8],
+) -> Result<Answer, Refusal> {
     let request = configure::decode(body)?;
     let queue = request.queue.clone();
     match shard.handle(Command::Configure(request)).await {
         Reply::Configured { queue_id, options } => {
+            if options.encryption_enabled && !node.opener().can_seal() {
+                tracing::warn!(%queue, "encrypts, but there is no encryption key: kept in clear");
+            }
             Ok(Answer::json(200, |out| configure::encode(&queue, &queue_id, &options, out)))
         }
         other => Err(unexpected(&other)),
@@ -289,13 +370,17 @@ fn resources(
     }))
 }
 
-async fn dead_letters(shard: &Rc<ShardHandle>, target: &Target) -> Result<Answer, Refusal> {
+async fn dead_letters(
+    node: &Rc<Node>,
+    shard: &Rc<ShardHandle>,
+    target: &Target,
+) -> Result<Answer, Refusal> {
     let wanted = dlq::decode(&query(target)?)?;
     let read = ReadRequest::DeadLetters(wanted.clone());
     match shard.handle(Command::Read(read)).await {
         Reply::DeadLetters { rows, total } => {
             let mut body = Vec::with_capacity(1 << 10);
-            dlq::encode(&rows, total, &wanted, &mut body)?;
+            dlq::encode(&rows, total, &wanted, &mut node.opener(), &mut body)?;
             Ok(Answer::new(200, JSON, body))
         }
         other => Err(unexpected(&other)),
@@ -319,7 +404,9 @@ async fn check_health(node: &Rc<Node>, shard: &Rc<ShardHandle>) -> Result<Answer
     };
     let condition = Condition::of(&stats, node.control().is_draining());
     let status = if condition.is_healthy() { 200 } else { 503 };
-    let mut answer = Answer::json(status, |out| health::encode(condition, &stats, uptime, out));
+    let can_seal = node.opener().can_seal();
+    let mut answer =
+        Answer::json(status, |out| health::encode(condition, &stats, uptime, can_seal, out));
     answer.retry_after = (status == 503).then_some(1);
     Ok(answer)
 }

@@ -162,7 +162,7 @@ pub fn status_of(code: ErrorCode) -> (u16, Option<u32>) {
         ErrorCode::NotFound | ErrorCode::NoSuchRoute => (404, None),
         ErrorCode::NameTooLong | ErrorCode::PayloadTooLarge => (413, None),
         ErrorCode::Overloaded => (429, Some(1)),
-        ErrorCode::Internal => (500, None),
+        ErrorCode::Internal | ErrorCode::CannotDecrypt => (500, None),
         ErrorCode::NotImplemented => (501, None),
         ErrorCode::OutcomeUnknown | ErrorCode::Retry | ErrorCode::Draining => (503, Some(1)),
         ErrorCode::StorageFull => (507, None),

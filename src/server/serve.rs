@@ -140,6 +140,7 @@ impl Broker {
                 shards: shards_of(index, count, settings, directory)?,
                 around: around.clone(),
                 limits: Limits { body_bytes: settings.max_body_bytes, ..Limits::default() },
+                keys: settings.keys.clone(),
             };
             let ring = executor::Settings::new(*cpu, plan.ring_depth, plan.io_memory);
             let name = format!("executor-{index}");
@@ -282,6 +283,8 @@ fn shards_of(
                 segment_bytes: settings.segment_bytes,
                 memory_bytes: bytes(each.saturating_sub(tail).max(TAIL_BYTES_MIN)),
                 tail_bytes: bytes(tail),
+                compress_bytes: settings.compress_bytes,
+                keys: settings.keys.clone(),
                 entropy: u64::from_le_bytes(entropy),
             };
             Ok((config, directory.shard(shard)))

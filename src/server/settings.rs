@@ -3,6 +3,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use crate::base::cipher::Keys;
+
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub listen: SocketAddr,
@@ -17,6 +19,11 @@ pub struct Settings {
     /// `None`: as many as are usual and the limits carry.
     pub max_connections: Option<u32>,
     pub max_body_bytes: usize,
+    /// Batches that the broker frames are stored compressed from this many bytes on; `None`:
+    /// never.
+    pub compress_bytes: Option<usize>,
+    /// For the payloads of queues that encrypt. Shows itself by check value only.
+    pub keys: Keys,
 }
 
 /// No machine has more; a range beyond it is a slip of the pen.

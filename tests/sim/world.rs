@@ -7,6 +7,7 @@
 
 use crate::disk::{Crash, FaultDisk, Faults};
 use lanemq::base::buf::HeapBuf;
+use lanemq::base::cipher::Keys;
 use lanemq::base::ids::{ShardId, Token};
 use lanemq::base::prng::Prng;
 use lanemq::base::time::Now;
@@ -126,6 +127,8 @@ impl World {
             segment_bytes: self.shape.segment_bytes,
             memory_bytes: 1 << 20,
             tail_bytes: self.shape.tail_bytes,
+            compress_bytes: None,
+            keys: Keys::default(),
             entropy: self.power.next_u64(),
         }
     }

@@ -139,6 +139,16 @@ impl Broker {
         }
     }
 
+    /// For the next start.
+    pub fn set_environment(&mut self, environment: Vec<(String, String)>) {
+        self.options.environment = environment;
+    }
+
+    /// All that the process has printed.
+    pub fn log(&self) -> String {
+        String::from_utf8_lossy(&fs::read(self.log_path()).unwrap_or_default()).into_owned()
+    }
+
     pub fn address(&self) -> SocketAddr {
         self.address
     }

@@ -194,7 +194,9 @@ impl Wire for Redis {
     fn check_ack(&mut self, count: usize, answer: &[u8]) -> Result<(), Fault> {
         let numbers = answer.split(|byte| *byte == b'\n').filter(|line| !line.is_empty());
         let acked: Option<usize> = numbers
-            .map(|line| std::str::from_utf8(line.strip_prefix(b":")?).ok()?.trim().parse().ok())
+            .map(|line| {
+                std::str::from_utf8(line.strip_prefix(b":")?).ok()?.trim().parse::<usize>().ok()
+            })
             .sum();
         if acked == Some(count) {
             return Ok(());
