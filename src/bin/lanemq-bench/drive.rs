@@ -126,8 +126,8 @@ impl<'a> Drive<'a> {
     /// Runs to the end; an error where one answer was not right.
     pub fn run(mut self) -> Result<Outcome, Fault> {
         if self.args.warmup == 0 {
-            self.begin_measuring()?;
-            self.measured_from_ns = Some(0);
+            self.meter.begin()?;
+            self.measure_from(0);
         }
         self.begin = Instant::now();
         let mut progress = Progress::new(self.args.workload);
@@ -187,9 +187,14 @@ impl<'a> Drive<'a> {
     /// From here on everything counts. The clock of the run goes on.
     fn begin_measuring(&mut self) -> Result<(), Fault> {
         self.meter.begin()?;
-        self.counts_before = self.ledger.counts;
-        self.measured_from_ns = Some(self.now_ns());
+        self.measure_from(self.now_ns());
         Ok(())
+    }
+
+    fn measure_from(&mut self, now_ns: u64) {
+        self.counts_before = self.ledger.counts;
+        self.measured_from_ns = Some(now_ns);
+        self.schedule.begin_measuring(now_ns);
     }
 
     fn push_what_is_due(&mut self) -> Result<(), Fault> {

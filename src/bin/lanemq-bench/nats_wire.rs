@@ -6,7 +6,6 @@
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::ops::Range;
 use std::time::Duration;
 
 use memchr::memmem;
@@ -30,13 +29,12 @@ pub struct Nats {
     documents: Documents,
     /// For message ids; the wall clock in them is of no use here.
     prng: Prng,
-    replies: Vec<Range<usize>>,
 }
 
 impl Nats {
     pub fn new(args: &Args, queue: &str, documents: Documents, prng: Prng) -> Self {
         let queue = queue.to_owned();
-        Self { args: args.clone(), queue, documents, prng, replies: Vec::new() }
+        Self { args: args.clone(), queue, documents, prng }
     }
 
     fn write_publish(&mut self, subject: &str, inbox: &str, seq: u64, out: &mut Vec<u8>) {

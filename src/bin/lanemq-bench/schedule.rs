@@ -10,7 +10,7 @@ pub struct Schedule {
     next: u64,
     /// After so many pushes it is over.
     count: Option<u64>,
-    /// Or at this time.
+    /// Or at this time, which the end of the warm-up sets.
     end_ns: Option<u64>,
     /// From one push to the next, where the rate is given.
     interval_ns: Option<f64>,
@@ -20,17 +20,21 @@ pub struct Schedule {
 impl Schedule {
     pub fn new(args: &Args) -> Self {
         let interval_ns = args.rate.map(|rate| 1e9 * f64::from(args.batch) / rate);
-        let (mut count, mut end_ns) = (args.pushes(), None);
-        if count.is_none() {
-            let end = args.push_time().as_nanos() as u64;
-            match interval_ns {
-                // On a schedule everything that was meant to be sent is sent, however late.
-                Some(interval_ns) => count = Some(((end as f64 / interval_ns) as u64).max(1)),
-                None => end_ns = Some(end),
-            }
-        }
+        // On a schedule everything that was meant to be sent is sent, however late.
+        let in_time = interval_ns.map(|interval_ns| {
+            let warmup = args.warmup.div_ceil(u64::from(args.batch));
+            warmup + ((args.push_time().as_nanos() as f64 / interval_ns) as u64).max(1)
+        });
+        let count = args.pushes().or(in_time);
         let over = !args.pushes_anything();
-        Self { args: args.clone(), next: 0, count, end_ns, interval_ns, over }
+        Self { args: args.clone(), next: 0, count, end_ns: None, interval_ns, over }
+    }
+
+    /// The time that pushing is to take counts from here.
+    pub fn begin_measuring(&mut self, now_ns: u64) {
+        if self.count.is_none() {
+            self.end_ns = Some(now_ns + self.args.push_time().as_nanos() as u64);
+        }
     }
 
     /// The next push, if it is due, with the time it was meant for if there is one.
