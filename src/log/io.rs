@@ -75,7 +75,7 @@ pub enum LogIo<B> {
         at: u64,
         len: usize,
     },
-    /// Create a file of exactly `bytes`, its blocks reserved, reading as zeros.
+    /// Create a file of exactly `bytes` of zeros, its blocks written, not only reserved.
     Create {
         id: IoId,
         file: FileId,

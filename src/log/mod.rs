@@ -298,6 +298,13 @@ impl<B: IoBuf> Log<B> {
         self.is_reserve_only() || self.spares.no_space && self.growing_refused
     }
 
+    /// Appends need not wait for a new log's first files, or waiting would not help.
+    pub fn has_begun(&self) -> bool {
+        self.active.is_some()
+            || self.spares.ready.len() >= segment::SPARES_WANTED
+            || self.spares.retry_at.is_some()
+    }
+
     pub fn stats(&self) -> LogStats {
         LogStats { segments: self.segments.len() as u64, ..self.stats }
     }

@@ -349,7 +349,11 @@ impl<B: IoBuf> Log<B> {
     }
 
     pub(super) fn drive_spares(&mut self, now: Now, io: &mut Vec<LogIo<B>>) {
-        while self.wants_spare() && self.spares.retry_at.is_none_or(|at| at.passed(now)) {
+        // One after the other: the first, which a new log begins in, is there sooner.
+        if self.spares.coming == 0
+            && self.wants_spare()
+            && self.spares.retry_at.is_none_or(|at| at.passed(now))
+        {
             let number = self.spares.take_number();
             self.spares.coming += 1;
             self.spares.retry_at = None;
