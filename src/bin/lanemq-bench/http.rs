@@ -1,12 +1,12 @@
 //! As much HTTP/1.1 as the load needs: one request at a time, answers with a length.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use memchr::memmem;
 
-use crate::wire::{Fault, excerpt};
+use crate::wire::{Fault, excerpt, read_more};
 
 /// An answer to a request of ours is far below this; more is not HTTP.
 const HEAD_BYTES_MAX: usize = 16 << 10;
@@ -88,13 +88,8 @@ pub fn get(address: SocketAddr, path: &str) -> Result<Vec<u8>, Fault> {
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
     stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())?;
     let mut answer = Vec::new();
-    let mut part = [0; 16 << 10];
     loop {
-        let count = stream.read(&mut part)?;
-        if count == 0 {
-            return Err(Fault::new(format!("the server closed the connection of GET {path}")));
-        }
-        answer.extend_from_slice(&part[..count]);
+        read_more(&mut stream, &mut answer)?;
         if let Some(len) = answer_len(&answer)? {
             answer.truncate(len);
             let body = body(&answer, 200)?;

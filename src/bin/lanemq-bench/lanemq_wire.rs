@@ -199,7 +199,55 @@ fn shown_status(body: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    fn wire(words: &str) -> Lanemq {
+        let args = Args::try_parse_from(words.split(' ')).unwrap();
+        let mut prng = Prng::new(1);
+        let documents = Documents::new(64, &mut prng);
+        Lanemq::new(&args, "q", documents, prng).unwrap()
+    }
+
+    fn http(status: &str, body: &str) -> Vec<u8> {
+        format!("HTTP/1.1 {status}\r\nContent-Length: {}\r\n\r\n{body}", body.len()).into_bytes()
+    }
+
+    #[test]
+    fn only_a_push_of_all_new_messages_is_right() {
+        let batch = Batch { index: 0, first_seq: 0, count: 2, partition: 0 };
+        let item = |status: &str| format!("{{\"index\":0,\"status\":\"{status}\",\"offset\":1}}");
+        let (queued, duplicate) = (item("queued"), item("duplicate"));
+        let mut wire_one = wire("bench push --batch 2");
+        let mut check = |status: &str, body: &str| wire_one.check_push(&batch, &http(status, body));
+        check("201 Created", &format!("[{queued},{queued}]")).unwrap();
+        for items in [
+            format!("[{queued},{duplicate}]"),
+            format!("[{queued},{}]", item("error")),
+            format!("[{queued}]"),
+            format!("[{queued},{queued},{queued}]"),
+            "[]".to_owned(),
+        ] {
+            assert!(check("201 Created", &items).is_err(), "{items}");
+        }
+        let fault = check("429 Too Many Requests", "{}").unwrap_err();
+        assert!(fault.0.contains("429"), "{fault}");
+        let mut wire_two = wire("bench push --batch 2 --form binary --counts");
+        let mut counts = |body: &str| wire_two.check_push(&batch, &http("201 Created", body));
+        counts(r#"{"count":2,"queued":2,"duplicate":0,"error":0}"#).unwrap();
+        assert!(counts(r#"{"count":2,"queued":1,"duplicate":1,"error":0}"#).is_err());
+    }
+
+    #[test]
+    fn every_ack_must_succeed() {
+        let mut wire = wire("bench pop --queue q");
+        let yes = r#"{"index":0,"success":true,"error":null}"#;
+        let no = r#"{"index":1,"success":false,"error":"invalid or expired lease"}"#;
+        wire.check_ack(2, &http("200 OK", &format!("[{yes},{yes}]"))).unwrap();
+        assert!(wire.check_ack(2, &http("200 OK", &format!("[{yes},{no}]"))).is_err());
+        assert!(wire.check_ack(2, &http("200 OK", &format!("[{yes}]"))).is_err());
+    }
 
     #[test]
     fn a_json_answer_is_read() {

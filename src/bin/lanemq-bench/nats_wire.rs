@@ -4,7 +4,7 @@
 //! share one durable pull consumer. An ack is a publish that JetStream does not answer; a ping
 //! behind the acks of a pop tells that they arrived.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::time::Duration;
 
@@ -16,7 +16,7 @@ use lanemq::base::uuid;
 use crate::args::{Args, Workload, YesNo};
 use crate::http::write_number;
 use crate::payload::{self, Documents};
-use crate::wire::{Batch, Call, Fault, Message, Name, Next, Role, Wait, Wire, excerpt};
+use crate::wire::{Batch, Call, Fault, Message, Name, Next, Role, Wait, Wire, excerpt, read_more};
 
 const CONNECT: &str = "CONNECT {\"verbose\":false,\"pedantic\":false,\"headers\":true,\
                        \"no_responders\":true,\"lang\":\"rust\",\"version\":\"1\"}\r\n";
@@ -62,17 +62,13 @@ impl Nats {
         let inbox = "_INBOX.setup";
         let length = body.len();
         write!(stream, "SUB {inbox} 1\r\nPUB {subject} {inbox} {length}\r\n{body}\r\n")?;
-        let (mut answer, mut part) = (Vec::new(), [0; 4096]);
+        let mut answer = Vec::new();
         let text = loop {
             let mut reader = Reader { bytes: &answer, at: 0 };
             if let Some(Event::Message(message)) = reader.next_event()? {
                 break String::from_utf8_lossy(message.payload).into_owned();
             }
-            let count = stream.read(&mut part)?;
-            if count == 0 {
-                return Err(Fault::new("nats closed the connection"));
-            }
-            answer.extend_from_slice(&part[..count]);
+            read_more(stream, &mut answer)?;
         };
         if text.contains("\"error\"") || text.is_empty() {
             return Err(Fault::new(format!("{subject} was answered {text:?}")));
@@ -288,21 +284,18 @@ mod tests {
 
     #[test]
     fn events_are_whole_only_with_their_last_byte() {
-        let bytes = b"INFO {}\r\nPING\r\nMSG q.p1 1 $JS.ACK.x 5\r\nhello\r\nPONG\r\n\
-            HMSG _INBOX 1 12 12\r\nNATS/1.0 404\r\n";
-        let mut reader = Reader { bytes, at: 0 };
-        let Some(Event::Message(message)) = reader.next_event().unwrap() else {
-            panic!("a message")
-        };
+        let first = b"INFO {}\r\nPING\r\nMSG q.p1 1 $JS.ACK.x 5\r\nhello\r\n";
+        let bytes = [&first[..], b"PONG\r\nHMSG _INBOX 1 14 14\r\nNATS/1.0 404\r\n\r\n"].concat();
+        let mut reader = Reader { bytes: &bytes, at: 0 };
+        let mut next = || reader.next_event().unwrap().expect("it is all there");
+        let Event::Message(message) = next() else { panic!("not a message") };
         assert_eq!((message.reply, message.payload), (&b"$JS.ACK.x"[..], &b"hello"[..]));
-        assert!(matches!(reader.next_event().unwrap(), Some(Event::Pong)));
-        let Some(Event::Message(message)) = reader.next_event().unwrap() else {
-            panic!("a status")
-        };
+        assert!(matches!(next(), Event::Pong));
+        let Event::Message(message) = next() else { panic!("not a status") };
         assert!(message.is_status && message.reply.is_empty());
         assert_eq!(reader.at, bytes.len());
-        for end in 15..48 {
-            assert!(Reader { bytes: &bytes[..end], at: 0 }.next_event().unwrap().is_none());
+        for end in 0..first.len() {
+            assert!(Reader { bytes: &first[..end], at: 0 }.next_event().unwrap().is_none());
         }
         assert!(Reader { bytes: b"-ERR 'x'\r\n", at: 0 }.next_event().is_err());
     }

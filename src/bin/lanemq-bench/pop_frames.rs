@@ -136,3 +136,90 @@ impl<'a> Reader<'a> {
         Some(u64::from_le_bytes(self.take(8)?.try_into().ok()?))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use lanemq::base::ids::{MessageId, Offset};
+
+    use super::*;
+
+    fn short(out: &mut Vec<u8>, text: &[u8]) {
+        out.extend((text.len() as u16).to_le_bytes());
+        out.extend(text);
+    }
+
+    /// A stored batch of messages whose numbers are their offsets.
+    fn record(base: u64, count: u32, codec: u8) -> Vec<u8> {
+        let mut frames = Vec::new();
+        for offset in base..base + u64::from(count) {
+            let payload = format!("{{\"seq\":\"{offset:016x}\"}}");
+            let id = format!("t-{offset}");
+            frame::write_frame(&mut frames, MessageId([7; 16]), id.as_bytes(), payload.as_bytes());
+        }
+        if codec == frame::CODEC_ZSTD {
+            frames = zstd::bulk::compress(&frames, 1).unwrap();
+        }
+        let base_offset = Offset(base);
+        let len = frames.len() as u32;
+        let head = BatchHead { base_offset, created_at_us: 1, count, codec, len };
+        [&head.encode()[..], &frames].concat()
+    }
+
+    /// One claim of partition 7.
+    fn answer(span: (u64, u64), attempt: u32, records: &[Vec<u8>]) -> Vec<u8> {
+        let mut out = b"QPF1\x01".to_vec();
+        let own = b"{\"frames\":true}";
+        out.extend((own.len() as u32).to_le_bytes());
+        out.extend(own);
+        [&b"q"[..], b"L", b"g"].iter().for_each(|text| short(&mut out, text));
+        out.extend(1u32.to_le_bytes());
+        out.extend(7u64.to_le_bytes());
+        short(&mut out, b"p");
+        out.extend(span.0.to_le_bytes());
+        out.extend(span.1.to_le_bytes());
+        out.extend(attempt.to_le_bytes());
+        out.extend((records.len() as u32).to_le_bytes());
+        out.extend(records.concat());
+        out
+    }
+
+    fn read(bytes: &[u8]) -> Result<(Vec<u64>, String), Fault> {
+        let mut acks = Acks::new("127.0.0.1:1".parse().unwrap(), false);
+        let (mut messages, mut request) = (Vec::new(), Vec::new());
+        acks.begin();
+        PopFrames::new()?.read(bytes, &mut messages, &mut acks)?;
+        acks.finish(&mut request);
+        for message in &messages {
+            let place = Place { partition_id: 7, offset: message.seq };
+            assert_eq!(message.place, Some(place));
+        }
+        let seqs = messages.iter().map(|message| message.seq).collect();
+        Ok((seqs, String::from_utf8(request).unwrap()))
+    }
+
+    #[test]
+    fn what_lies_in_the_claim_is_read_from_either_codec() {
+        let records = [record(4, 3, frame::CODEC_ZSTD), record(7, 3, frame::CODEC_RAW)];
+        let bytes = answer((5, 8), 1, &records);
+        let (seqs, ack) = read(&bytes).unwrap();
+        assert_eq!(seqs, [5, 6, 7, 8]);
+        let first = r#"{"transactionId":"t-5","partitionId":"7","leaseId":"L"}"#;
+        assert!(ack.contains(first), "{ack}");
+        for end in 0..bytes.len() {
+            assert!(read(&bytes[..end]).is_err(), "cut at {end}");
+        }
+    }
+
+    #[test]
+    fn answers_that_say_less_or_other_than_they_should_are_faults() {
+        let whole = || vec![record(4, 3, frame::CODEC_RAW)];
+        assert!(read(&answer((4, 6), 1, &whole())).is_ok());
+        assert!(read(&answer((4, 7), 1, &whole())).is_err(), "the claim is longer");
+        assert!(read(&answer((4, 6), 2, &whole())).is_err(), "a second delivery");
+        let mut miscounted = whole();
+        miscounted[0][16] = 4;
+        assert!(read(&answer((4, 6), 1, &miscounted)).is_err(), "a frame is missing");
+        let more = [&answer((4, 6), 1, &whole())[..], b"x"].concat();
+        assert!(read(&more).is_err(), "bytes behind the answer");
+    }
+}

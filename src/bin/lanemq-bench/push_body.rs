@@ -316,3 +316,145 @@ fn write_decimal(out: &mut [u8], mut number: u32) {
         number /= 10;
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::HashSet;
+
+    use lanemq::model::frame;
+
+    use super::*;
+    use crate::payload::read_seq;
+
+    fn bodies(form: Form, transaction_ids: bool) -> PushBodies {
+        let settings = Settings {
+            form,
+            counts: true,
+            transaction_ids,
+            queue: "q".to_owned(),
+            spread: 2,
+            partitions: 30,
+            head: b"Content-Length: ".to_vec(),
+        };
+        let mut prng = Prng::new(7);
+        let documents = Documents::new(100, &mut prng);
+        PushBodies::new(settings, documents, prng).unwrap()
+    }
+
+    fn batch(index: u64) -> Batch {
+        let partition = (2 * index % 30) as u32;
+        Batch { index, first_seq: 4 * index, count: 4, partition }
+    }
+
+    /// The body, which must be as long as the head says.
+    fn body(request: &[u8]) -> &[u8] {
+        let end = memchr::memmem::find(request, b"\r\n\r\n").unwrap();
+        let head = std::str::from_utf8(&request[..end]).unwrap();
+        let length: usize = head.rsplit(' ').next().unwrap().parse().unwrap();
+        assert_eq!(request.len(), end + 4 + length);
+        &request[end + 4..]
+    }
+
+    struct Cursor<'a>(&'a [u8]);
+
+    impl<'a> Cursor<'a> {
+        fn take(&mut self, count: usize) -> &'a [u8] {
+            let (front, rest) = self.0.split_at(count);
+            self.0 = rest;
+            front
+        }
+
+        fn u16(&mut self) -> usize {
+            usize::from(u16::from_le_bytes(self.take(2).try_into().unwrap()))
+        }
+
+        fn u32(&mut self) -> usize {
+            u32::from_le_bytes(self.take(4).try_into().unwrap()) as usize
+        }
+
+        fn short(&mut self) -> String {
+            let len = self.u16();
+            String::from_utf8(self.take(len).to_vec()).unwrap()
+        }
+    }
+
+    /// (partition, transaction id, number) of each message of a binary body.
+    fn read_binary(body: &[u8]) -> Vec<(String, String, u64)> {
+        let mut cursor = Cursor(body);
+        assert_eq!(cursor.take(4), b"QPB1");
+        let flags = cursor.take(1)[0];
+        assert_eq!(flags & FLAG_COUNTS, FLAG_COUNTS);
+        let mut found = Vec::new();
+        for _ in 0..cursor.u32() {
+            assert_eq!(cursor.short(), "q");
+            let partition = cursor.short();
+            let count = cursor.u32();
+            if flags & FLAG_FRAMES == 0 {
+                for _ in 0..count {
+                    let id = if flags & FLAG_IDS != 0 { cursor.short() } else { String::new() };
+                    let len = cursor.u32();
+                    let seq = read_seq(cursor.take(len)).unwrap();
+                    found.push((partition.clone(), id, seq));
+                }
+                continue;
+            }
+            let len = cursor.u32();
+            let z = cursor.take(len);
+            let size = zstd::zstd_safe::get_frame_content_size(z).unwrap().unwrap();
+            let frames = zstd::bulk::decompress(z, size as usize).unwrap();
+            assert_eq!(frames.len() as u64, size);
+            let of_group: Vec<_> = frame::frames(&frames).collect();
+            assert_eq!(of_group.len(), count);
+            for frame in of_group {
+                assert_eq!(frame.flags, 0);
+                let id = uuid::to_string(&frame.id.0);
+                assert_eq!(frame.transaction_id, id.as_bytes());
+                found.push((partition.clone(), id, read_seq(frame.payload).unwrap()));
+            }
+        }
+        assert!(cursor.0.is_empty());
+        found
+    }
+
+    fn read_json(body: &[u8]) -> Vec<(String, String, u64)> {
+        let request: queen_protocol::PushRequest = serde_json::from_slice(body).unwrap();
+        let items = request.items.into_iter().map(|item| {
+            assert_eq!(item.queue, "q");
+            let digits = item.payload["seq"].as_str().unwrap();
+            let seq = u64::from_str_radix(digits, 16).unwrap();
+            (item.partition.unwrap(), item.transaction_id.unwrap_or_default(), seq)
+        });
+        items.collect()
+    }
+
+    #[test]
+    fn every_form_says_the_same_and_no_id_comes_twice() {
+        let cases = [
+            (Form::Json, true),
+            (Form::Json, false),
+            (Form::Binary, true),
+            (Form::Binary, false),
+            (Form::Framed, true),
+        ];
+        for (form, with_ids) in cases {
+            let mut bodies = bodies(form, with_ids);
+            // Some framed requests are made ahead, the others when they are asked for.
+            bodies.prepare(10, batch).unwrap();
+            let mut ids = HashSet::new();
+            let mut request = Vec::new();
+            for index in 0..40 {
+                bodies.write(&batch(index), &mut request);
+                let body = body(&request);
+                let found = if form == Form::Json { read_json(body) } else { read_binary(body) };
+                let partition = |n: u64| format!("p{:02}", n % 30);
+                let want = (0..4).map(|k| (partition(2 * index + k / 2), 4 * index + k));
+                let places = found.iter().map(|(name, _, seq)| (name.clone(), *seq));
+                assert!(places.eq(want), "{form:?} {found:?}");
+                ids.extend(found.into_iter().map(|(_, id, _)| id));
+            }
+            let unique = if with_ids { 160 } else { 1 };
+            assert_eq!(ids.len(), unique, "{form:?}");
+            assert_eq!(ids.contains(""), !with_ids);
+        }
+    }
+}

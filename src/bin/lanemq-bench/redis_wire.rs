@@ -5,16 +5,15 @@
 //! partitions. One that drains looks into one after the other, which gives answers of the size
 //! that LaneMQ's have; one that waits asks for all of them.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::TcpStream;
 use std::ops::Range;
 use std::time::Duration;
 
-use crate::args::Args;
-use crate::args::Workload;
+use crate::args::{Args, Workload};
 use crate::http::write_number;
 use crate::payload::{self, Documents};
-use crate::wire::{Batch, Call, Fault, Message, Name, Next, Wait, Wire, excerpt};
+use crate::wire::{Batch, Call, Fault, Message, Name, Next, Wait, Wire, excerpt, read_more};
 
 const GROUP: &[u8] = b"bench";
 const WAIT_MS: &[u8] = b"5000";
@@ -98,13 +97,9 @@ impl Wire for Redis {
         let mut stream = TcpStream::connect(self.args.address)?;
         stream.set_read_timeout(Some(Duration::from_secs(10)))?;
         stream.write_all(&request)?;
-        let (mut answer, mut part) = (Vec::new(), [0; 4096]);
+        let mut answer = Vec::new();
         while values(&answer, self.args.partitions as usize)?.is_none() {
-            let count = stream.read(&mut part)?;
-            if count == 0 {
-                return Err(Fault::new("redis closed the connection"));
-            }
-            answer.extend_from_slice(&part[..count]);
+            read_more(&mut stream, &mut answer)?;
         }
         Ok(())
     }

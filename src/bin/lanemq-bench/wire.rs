@@ -1,7 +1,8 @@
 //! What the load needs of a server's protocol: requests as bytes, answers checked.
 
 use std::fmt;
-use std::io;
+use std::io::{self, ErrorKind, Read};
+use std::net::TcpStream;
 
 /// Why there is no figure: an answer that is not right, a connection that broke.
 #[derive(Debug)]
@@ -126,6 +127,22 @@ pub trait Wire {
 
     /// Fails unless all `count` messages were acked.
     fn check_ack(&mut self, count: usize, answer: &[u8]) -> Result<(), Fault>;
+}
+
+/// Appends what comes next on a blocking connection, before or after what is measured.
+pub fn read_more(stream: &mut TcpStream, answer: &mut Vec<u8>) -> Result<(), Fault> {
+    let mut part = [0; 16 << 10];
+    loop {
+        match stream.read(&mut part) {
+            Ok(0) => return Err(Fault::new("the server closed a connection")),
+            Ok(count) => {
+                answer.extend_from_slice(&part[..count]);
+                return Ok(());
+            }
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
 }
 
 /// Some text of an answer, for an error.
