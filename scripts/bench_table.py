@@ -15,6 +15,7 @@ import os
 import platform
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 
@@ -91,13 +92,17 @@ def spread(values):
 
 
 def read(path):
-    """Runs by label, in the order of their first appearance."""
-    runs = {}
+    """Runs by label, in the order of their first appearance; and how many were left out because
+    the machine stood still in them."""
+    runs, left_out = {}, 0
     with open(path, encoding="utf-8") as file:
         for line in file:
             run = json.loads(line)
-            runs.setdefault(run["label"], []).append(run)
-    return runs
+            if run["seconds_stood_still"] > 0:
+                left_out += 1
+            else:
+                runs.setdefault(run["label"], []).append(run)
+    return runs, left_out
 
 
 def latency(runs, what, quantile):
@@ -208,7 +213,7 @@ def compare(runs, _syscalls):
             for name, of_row in subjects.items()
         }
         used = {name: median(cpu(of_row)) for name, of_row in subjects.items()}
-        what = "push" if workload == "push" else "pop"
+        what = "push" if workload == "push" else "pop to ack"
         rows = []
         for name, of_row in subjects.items():
             ours = [n for n in ("lanemq", "lanemq-framed") if n in subjects and n != name]
@@ -303,7 +308,10 @@ def main():
     parser.add_argument("--seconds", default="")
     args = parser.parse_args()
 
-    runs = read(args.results)
+    runs, left_out = read(args.results)
+    if not runs:
+        sys.exit("bench_table.py: no runs to write about")
+    syscalls = read(args.syscalls)[0] if args.syscalls else {}
     repeats = str(max(len(of_row) for of_row in runs.values()))
     write, title = {
         "standard": (standard, "Standard load"),
@@ -315,9 +323,11 @@ def main():
             "",
             f"{datetime.date.today()}, {args.about}. {machine(args.data)}.",
             NOTES[args.section].replace("{repeats}", repeats).replace("{seconds}", args.seconds),
-            write(runs, read(args.syscalls) if args.syscalls else {}),
+            write(runs, syscalls),
         ]
     )
+    if left_out:
+        text += f"\n\nLeft out: {left_out} runs in which the machine stood still."
     replace(args.target, args.section, text)
 
 

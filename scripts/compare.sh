@@ -142,8 +142,9 @@ for batch in 100 1; do
     done
 done
 versions=$(
-    ! command -v redis-server >/dev/null || redis-server --version | grep -o 'v=[0-9.]*' | sed 's/v=/redis-server /'
-    ! command -v nats-server >/dev/null || nats-server --version | sed 's/:/ /'
+    ! command -v redis-server >/dev/null ||
+        redis-server --version | sed 's/.* v=\([0-9.]*\).*/redis-server \1/'
+    ! command -v nats-server >/dev/null || nats-server --version | sed 's/: */ /'
 )
 commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
 python3 "$root/scripts/bench_table.py" compare "$TARGET" "$results" --data "$CACHE_DIR" \

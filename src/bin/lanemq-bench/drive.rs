@@ -17,12 +17,10 @@ use crate::args::{Args, Workload};
 use crate::conn::Conn;
 use crate::ledger::{Counts, Ledger};
 use crate::meter::Meter;
-use crate::progress::Progress;
+use crate::progress::{Progress, Watch};
 use crate::schedule::Schedule;
 use crate::wire::{Call, Fault, Message, Name, Next, Role, Wait, Wire};
 
-/// Without any progress for so long a run is given up.
-const STALLED: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_secs(1);
 
 /// The spans that are measured, all in nanoseconds.
@@ -52,6 +50,8 @@ pub struct Outcome {
     pub counts: Counts,
     pub elapsed: Duration,
     pub latencies: Latencies,
+    /// For how long neither this driver nor, as likely as not, the server ran.
+    pub stood_still: Duration,
 }
 
 pub struct Drive<'a> {
@@ -77,6 +77,7 @@ pub struct Drive<'a> {
     measured_from_ns: Option<u64>,
     counts_before: Counts,
     last_answer_ns: u64,
+    stood_still: Duration,
 }
 
 impl<'a> Drive<'a> {
@@ -120,6 +121,7 @@ impl<'a> Drive<'a> {
             measured_from_ns: None,
             counts_before: Counts::default(),
             last_answer_ns: 0,
+            stood_still: Duration::ZERO,
         })
     }
 
@@ -131,7 +133,7 @@ impl<'a> Drive<'a> {
         }
         self.begin = Instant::now();
         let mut progress = Progress::new(self.args.workload);
-        let mut last_counts = (self.ledger.counts, Duration::ZERO);
+        let mut watch = Watch::new(self.ledger.counts);
         let mut events = Vec::with_capacity(self.conns.len());
         for index in self.producers..self.conns.len() {
             self.pop(index)?;
@@ -144,16 +146,9 @@ impl<'a> Drive<'a> {
             }
             let now = self.begin.elapsed();
             progress.show(now, &self.ledger.counts);
-            if last_counts.0 != self.ledger.counts {
-                last_counts = (self.ledger.counts, now);
-            } else if now - last_counts.1 > STALLED {
-                return Err(Fault::new(format!(
-                    "nothing moved for {} s; {:?}",
-                    STALLED.as_secs(),
-                    self.ledger.counts
-                )));
-            }
+            watch.look(now, &self.ledger.counts)?;
         }
+        self.stood_still = watch.stood_still();
         self.finish()
     }
 
@@ -169,6 +164,7 @@ impl<'a> Drive<'a> {
             counts: self.ledger.counts.since(&self.counts_before),
             elapsed: Duration::from_nanos(self.last_answer_ns.saturating_sub(from_ns)),
             latencies: self.latencies,
+            stood_still: self.stood_still,
         })
     }
 

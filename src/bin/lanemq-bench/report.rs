@@ -31,6 +31,8 @@ pub struct Report {
     server: Option<Cost>,
     /// Of this driver, in cores.
     driver_cores: f64,
+    /// Of the run's time; above 0 the other figures are not to be kept.
+    seconds_stood_still: f64,
     remarks: Vec<String>,
 }
 
@@ -90,6 +92,7 @@ impl Report {
             latencies: latencies(outcome),
             server: cost(args, outcome, &used, messages),
             driver_cores: used.driver.cpu().as_secs_f64() / seconds,
+            seconds_stood_still: outcome.stood_still.as_secs_f64(),
             remarks: used.remarks,
         }
     }
@@ -125,6 +128,10 @@ impl Report {
             cost.write(out)?;
         }
         writeln!(out, "driver: {:.2} cores", self.driver_cores)?;
+        if self.seconds_stood_still > 0.0 {
+            let seconds = self.seconds_stood_still;
+            writeln!(out, "the machine stood still for {seconds:.1} s: not figures to keep")?;
+        }
         for remark in &self.remarks {
             writeln!(out, "{remark}")?;
         }
