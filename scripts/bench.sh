@@ -33,6 +33,10 @@ for connections in 16 64; do
         rows+=("push-pop --connections $connections --batch 100 --form $form --warmup 40000")
     done
 done
+# Well below what the machine carries: what a message's way through the broker takes.
+for form in 'json' 'framed --counts'; do
+    rows+=("push-pop --connections 16 --batch 100 --form $form --warmup 40000 --rate 40000")
+done
 rows+=('jobs --connections 16 --warmup 2000')
 
 run_row() {

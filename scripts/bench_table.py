@@ -42,7 +42,8 @@ and `jobs` also that each message came exactly once and in order.
   for push, pop and ack together. `jobs` does the same for one message at a time, each call a
   request of its own.
 - Latency is from a request's sending to its answer; end to end from a push's sending to the pop
-  that brought the message, which with producers at full speed is mostly the backlog's length.
+  that brought the message, which with producers at full speed is mostly the backlog's length. The
+  rows with a rate are sent on a schedule, and their latencies count from the time that was meant.
 - Server CPU is user + system of the whole process for a million messages. Bytes written are those
   that the kernel counts for the process, for each byte of payload.
 """,
@@ -133,7 +134,8 @@ def table(head, rows):
 
 def form_of(run):
     counts = ", counts" if run["counts"] and run["form"] != "json" else ""
-    return run["form"] + counts
+    rate = f", {number(run['rate_wanted'])}/s" if run["rate_wanted"] else ""
+    return run["form"] + counts + rate
 
 
 def standard(runs, syscalls):
