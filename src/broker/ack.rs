@@ -119,6 +119,8 @@ impl<B: IoBuf> Shard<B> {
     ) {
         let mut parts: SmallVec<[(ShardId, PeerAcks); 2]> = SmallVec::new();
         let results = vec![refused(NO_PARTITION); request.items.len()];
+        // Neighbours mostly name one lease: its text is read once.
+        let (mut lease_text, mut lease) = ("", GivenLease::None);
         for (index, item) in request.items.iter().enumerate() {
             let Some(partition_id) = item.partition_id else { continue };
             let Some(shard) = partition_id.shard().filter(|s| s.0 < self.config.shards) else {
@@ -128,7 +130,10 @@ impl<B: IoBuf> Shard<B> {
                 parts.push((shard, PeerAcks::default()));
                 parts.len() - 1
             });
-            let target = AckTarget { partition_id, lease: given_lease(&item.lease_id) };
+            if *lease_text != *item.lease_id {
+                (lease_text, lease) = (&item.lease_id, given_lease(&item.lease_id));
+            }
+            let target = AckTarget { partition_id, lease };
             let error = item.error.as_deref();
             parts[at].1.push(index as u32, target, item.status, &item.transaction_id, error);
         }
