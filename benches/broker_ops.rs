@@ -56,6 +56,7 @@ impl Bench {
         self.now.mono_us += 10;
         self.now.wall_us += 10;
         self.shard.handle(self.now, command, Token(self.token), &mut self.fx);
+        self.shard.flush(self.now, &mut self.fx);
         let mut reply = None;
         while reply.is_none() {
             for effect in std::mem::take(&mut self.fx.list) {
@@ -64,6 +65,7 @@ impl Bench {
                     Effect::Io(io) => {
                         let done = IoDone { id: io.id(), result: Ok(None) };
                         self.shard.complete(self.now, done, &mut self.fx);
+                        self.shard.flush(self.now, &mut self.fx);
                     }
                     Effect::Reply { reply: r, .. } => reply = Some(r),
                     Effect::Send { .. } => unreachable!("there is one shard"),
@@ -118,7 +120,8 @@ impl Bench {
                 error: None,
             })
             .collect();
-        let reply = self.run(Command::Ack(AckRequest { group: QUEUE_MODE.into(), items }));
+        let request = AckRequest { group: QUEUE_MODE.into(), items };
+        let reply = self.run(Command::Ack(&request));
         assert!(matches!(reply, Reply::Ack(r) if r.iter().all(|a| a.success)));
     }
 }

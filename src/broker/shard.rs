@@ -180,7 +180,7 @@ impl<B: IoBuf> Shard<B> {
             Command::Push(items) => self.push(now, items, token, fx),
             Command::PushFrames(groups) => self.push_frames(groups, token, fx),
             Command::Pop(request) => self.pop(now, &request, token, fx),
-            Command::Ack(request) => self.ack(now, &request, token, fx),
+            Command::Ack(request) => self.ack(now, request, token, fx),
             Command::ExtendLease { lease_id, seconds } => {
                 self.extend(lease_id, seconds, token, fx);
             }
@@ -238,6 +238,7 @@ impl<B: IoBuf> Shard<B> {
             }
         }
         self.settle(now, fx);
+        self.flush(now, fx);
     }
 
     /// When `tick` is next wanted. May change after every call of any other method.
@@ -293,8 +294,20 @@ impl<B: IoBuf> Shard<B> {
                 break;
             }
         }
+        fx.list.extend(self.io.drain(..).map(Effect::Io));
+    }
+
+    /// Sends out what the calls before it have appended. To be called soon after any other
+    /// call, best once for all calls that are at hand together: their records then share one
+    /// write.
+    pub fn flush(&mut self, now: Now, fx: &mut Effects<B>) {
         self.log.pump(now, &mut self.io);
         fx.list.extend(self.io.drain(..).map(Effect::Io));
+    }
+
+    /// A write of the log is on its way: what is appended now waits for its end.
+    pub fn is_committing(&self) -> bool {
+        self.log.is_committing()
     }
 
     /// The position up to which effects may be shown.
@@ -400,9 +413,7 @@ impl<B: IoBuf> Shard<B> {
                 self.given_back(now, &queue, &group, lease_id, &claims, fx);
             }
             PeerMsg::Unparked { task, queue } => self.unparked(now, task, &queue, fx),
-            PeerMsg::Ack { task, group, items } => {
-                self.ack_owned(now, from, task, group, items, fx)
-            }
+            PeerMsg::Ack { task, group, acks } => self.ack_owned(now, from, task, group, acks, fx),
             PeerMsg::Acked { task, result } => self.acked(task, result, fx),
             PeerMsg::Extend { task, lease_id, seconds } => {
                 self.extend_owned(now, from, task, lease_id, seconds);

@@ -171,7 +171,10 @@ impl<B: IoBuf> Shard<B> {
 
     pub fn is_ready(&self) -> bool {
         let start = &self.start;
-        start.started && start.unheard.is_empty() && start.unsynced.is_empty()
+        start.started
+            && start.unheard.is_empty()
+            && start.unsynced.is_empty()
+            && self.log.has_begun()
     }
 
     /// What another shard owns, as its log has it. Where the log has no room now, it is tried

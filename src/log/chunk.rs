@@ -10,8 +10,8 @@ use crate::base::ids::{LogPosition, SegmentId};
 use smallvec::SmallVec;
 
 /// A lone small append should not pin a big buffer in the tail; a busy log should not make
-/// many small writes.
-const BUFFER_BYTES_FIRST: usize = 16 << 10;
+/// many small writes, so the first buffer of a chunk is as large as the last chunk was.
+const BUFFER_BYTES_MIN: usize = 16 << 10;
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 
 pub struct Chunk<B> {
@@ -37,7 +37,8 @@ pub struct Piece<B> {
 }
 
 impl<B: IoBuf> Chunk<B> {
-    pub fn new(segment: SegmentId, start: u64) -> Self {
+    /// `expected`: about how many bytes it will take.
+    pub fn new(segment: SegmentId, start: u64, expected: usize) -> Self {
         assert!(start.is_multiple_of(BLOCK), "a chunk starts on a block");
         Self {
             segment,
@@ -45,13 +46,13 @@ impl<B: IoBuf> Chunk<B> {
             len: 0,
             full: Pieces::new(),
             filling: None,
-            next_bytes: BUFFER_BYTES_FIRST,
+            next_bytes: expected.next_power_of_two().clamp(BUFFER_BYTES_MIN, BUFFER_BYTES_MAX),
         }
     }
 
     /// For a chunk of one empty record: a buffer of one block.
     pub fn marker(segment: SegmentId, start: u64) -> Self {
-        Self { next_bytes: BLOCK as usize, ..Self::new(segment, start) }
+        Self { next_bytes: BLOCK as usize, ..Self::new(segment, start, 0) }
     }
 
     pub fn segment(&self) -> SegmentId {
@@ -69,6 +70,15 @@ impl<B: IoBuf> Chunk<B> {
     /// Where in the file the next byte goes.
     pub fn end(&self) -> u64 {
         self.start + self.len as u64
+    }
+
+    /// The next record takes `bytes`: where no buffer is being filled, one that holds all of it
+    /// spares a second write and a record in two pieces.
+    pub fn prepare(&mut self, bytes: usize) {
+        if self.filling.is_none() {
+            let whole = (bytes + BLOCK as usize).next_power_of_two();
+            self.next_bytes = self.next_bytes.max(whole.min(BUFFER_BYTES_MAX));
+        }
     }
 
     /// Copies `bytes` behind what is there.
@@ -195,7 +205,7 @@ mod tests {
     fn pieces_lie_one_behind_the_other_and_end_in_zeros() {
         for seed in 0..50 {
             let mut prng = Prng::new(seed);
-            let mut chunk = Chunk::<HeapBuf>::new(SegmentId(1), 8_192);
+            let mut chunk = Chunk::<HeapBuf>::new(SegmentId(1), 8_192, 0);
             let mut wanted = Vec::new();
             for _ in 0..1 + prng.below(40) {
                 let bytes = vec![prng.next_u64() as u8 | 1; prng.below(60_000) as usize];
@@ -219,9 +229,9 @@ mod tests {
 
     #[test]
     fn a_lone_record_takes_a_small_buffer_and_a_marker_one_block() {
-        let mut chunk = Chunk::<HeapBuf>::new(SegmentId(1), 0);
+        let mut chunk = Chunk::<HeapBuf>::new(SegmentId(1), 0, 0);
         chunk.put(b"x");
-        assert_eq!(chunk.close().pieces[0].buf.bytes().len(), BUFFER_BYTES_FIRST);
+        assert_eq!(chunk.close().pieces[0].buf.bytes().len(), BUFFER_BYTES_MIN);
         let mut chunk = Chunk::<HeapBuf>::marker(SegmentId(1), 0);
         chunk.put(b"x");
         assert_eq!(chunk.close().pieces[0].buf.bytes().len(), 4_096);

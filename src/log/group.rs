@@ -1,6 +1,7 @@
-//! Group commit: the chunk in flight. All its buffers are written at once; when the last write
-//! has ended one fdatasync follows; when that has ended everything up to the chunk's end is
-//! durable. The next chunk fills meanwhile and goes out with the first `pump` after that.
+//! Group commit: the chunk in flight. A chunk of one buffer goes out as one durable write; of
+//! several, all are written at once and one fdatasync follows the last. Then everything up to the
+//! chunk's end is durable. The next chunk fills meanwhile and goes out with the first `pump`
+//! after that.
 
 use super::chunk::Closed;
 use super::inflight::Purpose;
@@ -27,6 +28,10 @@ impl<B: IoBuf> Group<B> {
 
     fn end(&self) -> LogPosition {
         self.chunk.end()
+    }
+
+    fn is_one_write(&self) -> bool {
+        self.chunk.pieces.len() == 1
     }
 }
 
@@ -74,9 +79,11 @@ impl<B: IoBuf> Log<B> {
                 let piece = &group.chunk.pieces[*piece];
                 let (file, at) = (FileId::Segment(group.chunk.segment), piece.at);
                 let (buf, len) = (piece.buf.clone(), piece.len);
+                let durable = group.is_one_write() && !Mutant::NoDataSync.active();
                 self.stats.writes += 1;
+                self.stats.syncs += u64::from(durable);
                 let id = self.in_flight.put(purpose);
-                LogIo::Write { id, file, at, buf, len }
+                LogIo::Write { id, file, at, buf, len, durable }
             }
             Purpose::ChunkSync => {
                 let group = self.group.as_ref().unwrap_or_else(|| panic!("no group in flight"));
@@ -112,7 +119,7 @@ impl<B: IoBuf> Log<B> {
             return Completion::Quiet;
         }
         self.positions.set_written(group.chunk.end());
-        if Mutant::NoDataSync.active() {
+        if group.is_one_write() || Mutant::NoDataSync.active() {
             return self.complete_sync(now);
         }
         self.issue(Purpose::ChunkSync, io);
@@ -166,7 +173,7 @@ impl<B: IoBuf> Log<B> {
                 Completion::Quiet
             }
             Purpose::ChunkWrite { .. } => {
-                self.poison("a write to the active segment failed".into(), error)
+                self.poison("a write or its sync to the active segment failed".into(), error)
             }
             Purpose::ChunkSync => self.poison("a sync of the active segment failed".into(), error),
             Purpose::FooterWrite | Purpose::FooterSync => {

@@ -215,8 +215,13 @@ impl<B: IoBuf> Log<B> {
         self.positions.durable()
     }
 
-    /// Asks for what can be asked for. To be called at the end of every step of the core, so
-    /// that all appends of a step share a chunk and a lone one does not wait.
+    /// A group is in flight.
+    pub fn is_committing(&self) -> bool {
+        self.group.is_some()
+    }
+
+    /// Asks for what can be asked for. To be called once for all appends that are at hand
+    /// together, so that they share a chunk, and at once, so that a lone one does not wait.
     pub fn pump(&mut self, now: Now, io: &mut Vec<LogIo<B>>) {
         if self.fault.is_some() {
             return;
@@ -298,6 +303,13 @@ impl<B: IoBuf> Log<B> {
         self.is_reserve_only() || self.spares.no_space && self.growing_refused
     }
 
+    /// Appends need not wait for a new log's first files, or waiting would not help.
+    pub fn has_begun(&self) -> bool {
+        self.active.is_some()
+            || self.spares.ready.len() >= segment::SPARES_WANTED
+            || self.spares.retry_at.is_some()
+    }
+
     pub fn stats(&self) -> LogStats {
         LogStats { segments: self.segments.len() as u64, ..self.stats }
     }
@@ -352,11 +364,12 @@ impl<B: IoBuf> Log<B> {
 
     /// Puts one record at the end of the chunk. The caller has seen that it fits.
     fn put(&mut self, kind: u8, key: u64, body: &[&[u8]]) -> Appended {
+        let body_bytes: usize = body.iter().map(|part| part.len()).sum();
+        self.filling.prepare(2 * RECORD_HEADER_BYTES + body_bytes);
         let at = self.filling.align();
         let segment = self.filling.segment();
         let active = self.active.as_mut().unwrap_or_else(|| panic!("a record needs a segment"));
         let seed = active.place.seed(at);
-        let body_bytes: usize = body.iter().map(|part| part.len()).sum();
         let header = RecordHeader {
             kind,
             key,
@@ -422,9 +435,10 @@ impl<B: IoBuf> Log<B> {
 
     fn take_filling(&mut self) -> chunk::Closed<B> {
         let segment = self.filling.segment();
-        let chunk = std::mem::replace(&mut self.filling, Chunk::new(segment, 0));
+        let chunk = std::mem::replace(&mut self.filling, Chunk::new(segment, 0, 0));
+        let expected = chunk.len();
         let closed = chunk.close();
-        self.filling = Chunk::new(segment, closed.end().byte());
+        self.filling = Chunk::new(segment, closed.end().byte(), expected);
         self.tail.push(&closed);
         self.positions.set_appended(closed.end());
         closed

@@ -113,7 +113,7 @@ impl<B: IoBuf> Log<B> {
             chain: replay.chain.unwrap_or_default(),
             positions: Positions::new(end),
             active: None,
-            filling: Chunk::new(end.segment(), end.byte()),
+            filling: Chunk::new(end.segment(), end.byte(), 0),
             group: None,
             roll: None,
             segments,

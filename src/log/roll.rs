@@ -154,7 +154,7 @@ impl<B: IoBuf> Log<B> {
             index: super::footer::FooterIndex::new(self.geometry),
             data_bytes: 0,
         });
-        self.filling = Chunk::new(id, 0);
+        self.filling = Chunk::new(id, 0, 0);
         let header = SegmentHeader {
             shard: self.config.shard,
             shards: self.config.shards,
@@ -200,7 +200,7 @@ impl<B: IoBuf> Log<B> {
             Purpose::FooterWrite => {
                 let (file, at, buf) = self.footer_write();
                 let len = buf.bytes().len();
-                LogIo::Write { id, file, at, buf, len }
+                LogIo::Write { id, file, at, buf, len, durable: false }
             }
             Purpose::FooterSync => {
                 let (file, ..) = self.footer_write();
@@ -216,7 +216,7 @@ impl<B: IoBuf> Log<B> {
                 let writing = self.writing();
                 let (at, buf) = ((writing.slot * SLOT_BYTES) as u64, writing.buf.clone());
                 let len = buf.bytes().len();
-                LogIo::Write { id, file: FileId::Manifest, at, buf, len }
+                LogIo::Write { id, file: FileId::Manifest, at, buf, len, durable: false }
             }
             Purpose::ManifestSync => {
                 self.stats.syncs += 1;
@@ -349,7 +349,11 @@ impl<B: IoBuf> Log<B> {
     }
 
     pub(super) fn drive_spares(&mut self, now: Now, io: &mut Vec<LogIo<B>>) {
-        while self.wants_spare() && self.spares.retry_at.is_none_or(|at| at.passed(now)) {
+        // One after the other: the first, which a new log begins in, is there sooner.
+        if self.spares.coming == 0
+            && self.wants_spare()
+            && self.spares.retry_at.is_none_or(|at| at.passed(now))
+        {
             let number = self.spares.take_number();
             self.spares.coming += 1;
             self.spares.retry_at = None;

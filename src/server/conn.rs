@@ -121,6 +121,8 @@ struct Conn {
     counted: usize,
     /// Answers since others last had their turn.
     answered: usize,
+    /// Not read before the read gate was opened again since then.
+    held: Option<u64>,
 }
 
 struct Open {
@@ -170,6 +172,7 @@ impl Conn {
             linger: false,
             counted: 0,
             answered: 0,
+            held: None,
             node,
         }
     }
@@ -306,6 +309,7 @@ impl Conn {
         self.node.count_open(0, requests);
         outbox.all_sent();
         self.node.return_outbox(outbox);
+        self.held = self.node.is_committing().then(|| self.node.gate.opened());
         self.answered += requests;
         if self.answered >= ANSWERS_A_TURN {
             self.answered = 0;
@@ -416,6 +420,12 @@ impl Conn {
         }
         if !self.reads_ahead() {
             return Poll::Pending;
+        }
+        if let Some(opened) = self.held.filter(|_| self.open.is_empty()) {
+            if self.node.gate.holds(opened, cx.waker()) {
+                return Poll::Pending;
+            }
+            self.held = None;
         }
         let space = self.decoder.recv_space();
         match Pin::new(&mut self.stream).poll_read(cx, space) {

@@ -13,6 +13,7 @@ pub mod disk;
 pub mod dma;
 pub mod executor;
 pub mod fs_storage;
+pub mod gate;
 pub mod host;
 pub mod listen;
 pub mod mesh;

@@ -12,8 +12,10 @@ use super::clock::Clock;
 use super::conn;
 use super::control::{Control, Gauges};
 use super::executor;
+use super::gate::ReadGate;
 use super::mesh::{Inbox, Message};
 use super::shard::{ShardHandle, Surroundings};
+use super::unpark;
 use super::watch::Watches;
 use crate::base::cipher::Keys;
 use crate::base::time::Now;
@@ -50,6 +52,7 @@ pub struct Node {
     refusing: Cell<usize>,
     outboxes: RefCell<Vec<Outbox>>,
     opener: RefCell<Opener>,
+    pub gate: Rc<ReadGate>,
 }
 
 /// Outboxes kept for reuse.
@@ -76,8 +79,11 @@ pub async fn run(part: Part) {
     control.report(|progress| progress.opened += 1);
     for shard in &node.shards {
         glommio::spawn_local(shard.clone().keep_time()).detach();
+        glommio::spawn_local(shard.clone().keep_flushing()).detach();
     }
     glommio::spawn_local(node.clone().sweep()).detach();
+    let gate = node.gate.clone();
+    unpark::on_wake(move || gate.open());
     node.work().await;
     // What is dropped with the executor must not reach the shards any more.
     node.shards.iter().for_each(|shard| shard.close());
@@ -85,10 +91,12 @@ pub async fn run(part: Part) {
 
 async fn open(part: Part) -> Result<Node, String> {
     executor::warm_up(&part.probe).await?;
+    let gate = Rc::<ReadGate>::default();
     let mut shards = Vec::with_capacity(part.shards.len());
     for (config, folder) in part.shards {
         let id = config.shard;
-        let (shard, report) = ShardHandle::open(config, &folder, part.around.clone())?;
+        let (shard, report) =
+            ShardHandle::open(config, &folder, part.around.clone(), gate.clone())?;
         for notice in &report.notices {
             tracing::warn!(shard = id.0, "{notice}");
         }
@@ -115,10 +123,16 @@ async fn open(part: Part) -> Result<Node, String> {
         refusing: Cell::new(0),
         outboxes: RefCell::default(),
         opener: RefCell::new(Opener::new(part.keys)),
+        gate,
     })
 }
 
 impl Node {
+    /// Whether a request of this executor would wait for the disk.
+    pub fn is_committing(&self) -> bool {
+        self.shards.iter().any(|shard| shard.is_committing())
+    }
+
     /// What inflates and decrypts here. Borrowed for one synchronous step at a time.
     pub fn opener(&self) -> RefMut<'_, Opener> {
         self.opener.borrow_mut()
@@ -138,7 +152,12 @@ impl Node {
                     glommio::yield_if_needed().await;
                 }
             }
-            glommio::yield_if_needed().await;
+            if self.is_committing() {
+                // As connections do: what comes now is worked off when the commit has ended.
+                self.gate.pass().await;
+            } else {
+                glommio::yield_if_needed().await;
+            }
         }
     }
 

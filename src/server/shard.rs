@@ -24,6 +24,7 @@ use super::control::Control;
 use super::disk::Disk;
 use super::dma::DmaBuf;
 use super::fs_storage::FsStorage;
+use super::gate::ReadGate;
 use super::mesh::Mesh;
 use super::replies::{Filled, Look, Replies};
 use super::unpark;
@@ -51,6 +52,8 @@ pub struct ShardHandle {
     disk: Disk,
     around: Surroundings,
     timer: TimerCell,
+    flusher: Flusher,
+    gate: Rc<ReadGate>,
     /// The pump is at work further up the stack; it will find what this step asked for.
     pumping: Cell<bool>,
     /// An emptied list, kept for its memory.
@@ -65,6 +68,14 @@ pub struct ShardHandle {
 struct Core {
     shard: Shard<DmaBuf>,
     fx: Effects<DmaBuf>,
+}
+
+/// Flushes the shard behind the tasks that are ready to run now, so that what they append goes
+/// out in one write.
+#[derive(Default)]
+struct Flusher {
+    wanted: Cell<bool>,
+    task: RefCell<Option<Waker>>,
 }
 
 #[derive(Default)]
@@ -82,6 +93,7 @@ impl ShardHandle {
         config: ShardConfig,
         folder: &Path,
         around: Surroundings,
+        gate: Rc<ReadGate>,
     ) -> Result<(Rc<Self>, OpenReport), String> {
         let id = config.shard;
         let now = around.clock.now();
@@ -96,6 +108,8 @@ impl ShardHandle {
             disk,
             around,
             timer: TimerCell::default(),
+            flusher: Flusher::default(),
+            gate,
             pumping: Cell::new(false),
             spare: RefCell::default(),
             watcher: RefCell::default(),
@@ -160,6 +174,26 @@ impl ShardHandle {
         poll_fn(|cx| self.poll_time(cx, &mut timer)).await;
     }
 
+    /// Flushes the shard whenever it was called, for ever. One task for each shard.
+    pub async fn keep_flushing(self: Rc<Self>) {
+        poll_fn(|cx| {
+            let flusher = &self.flusher;
+            if !flusher.task.borrow().as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+                *flusher.task.borrow_mut() = Some(cx.waker().clone());
+            }
+            if flusher.wanted.replace(false) {
+                self.call("flush", |shard, now, fx| shard.flush(now, fx));
+            }
+            Poll::<()>::Pending
+        })
+        .await;
+    }
+
+    /// The log waits for the disk: what is appended now is written after that.
+    pub fn is_committing(&self) -> bool {
+        self.core.borrow().shard.is_committing()
+    }
+
     fn poll_time(self: &Rc<Self>, cx: &mut Context<'_>, timer: &mut Option<Timer>) -> Poll<()> {
         let cell = &self.timer;
         if !cell.task.borrow().as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
@@ -199,8 +233,26 @@ impl ShardHandle {
         }
     }
 
-    /// The door: one synchronous step, then everything it asked for.
+    /// A call of the shard, with a flush to follow.
     fn step(
+        self: &Rc<Self>,
+        name: &str,
+        step: impl FnOnce(&mut Shard<DmaBuf>, Now, &mut Effects<DmaBuf>),
+    ) {
+        self.call(name, step);
+        self.want_flush();
+    }
+
+    fn want_flush(&self) {
+        if !self.flusher.wanted.replace(true)
+            && let Some(task) = &*self.flusher.task.borrow()
+        {
+            task.wake_by_ref();
+        }
+    }
+
+    /// The door: one synchronous step, then everything it asked for.
+    fn call(
         self: &Rc<Self>,
         name: &str,
         step: impl FnOnce(&mut Shard<DmaBuf>, Now, &mut Effects<DmaBuf>),
@@ -252,7 +304,13 @@ impl ShardHandle {
         let shard = self.clone();
         glommio::spawn_local(async move {
             let done = shard.disk.perform(io).await;
-            shard.step("complete", |core, now, fx| core.complete(now, done, fx));
+            let committing = shard.is_committing();
+            shard.call("complete", |core, now, fx| core.complete(now, done, fx));
+            if committing && !shard.is_committing() {
+                // Ahead of the flush: what these connections bring goes out with it.
+                shard.gate.open();
+            }
+            shard.want_flush();
         })
         .detach();
     }

@@ -41,6 +41,7 @@ const IDLE_EACH: u32 = 3;
 thread_local! {
     /// The watchdog's slot of this thread's executor.
     static HERE: RefCell<Option<Arc<Slot>>> = const { RefCell::new(None) };
+    static ON_WAKE: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
 }
 
 /// Tells the watchdog that this executor has work.
@@ -50,6 +51,11 @@ pub fn note_activity() {
             slot.idle_periods.store(0, Ordering::Relaxed);
         }
     });
+}
+
+/// Has `action` run on this executor at each of the watchdog's wake-ups.
+pub fn on_wake(action: impl Fn() + 'static) {
+    ON_WAKE.set(Some(Box::new(action)));
 }
 
 /// What the watchdog knows of one executor.
@@ -100,6 +106,7 @@ impl Slot {
         let mut first = true;
         glommio::spawn_local(poll_fn(move |cx| {
             slot.unanswered.store(0, Ordering::Relaxed);
+            ON_WAKE.with_borrow(|action| action.iter().for_each(|action| action()));
             if std::mem::take(&mut first) {
                 slot.set(Target::Running(cx.waker().clone()));
             }
@@ -141,6 +148,7 @@ pub struct Attached(Arc<Slot>);
 impl Drop for Attached {
     fn drop(&mut self) {
         HERE.set(None);
+        ON_WAKE.set(None);
         self.0.finish();
     }
 }

@@ -219,7 +219,7 @@ impl Chaos {
         }
         let shard = self.shard();
         let request = AckRequest { group: group.clone().into(), items: items.clone() };
-        let token = self.world.command(shard, Command::Ack(request))?;
+        let token = self.world.command(shard, Command::Ack(&request))?;
         self.say(|| format!("{token} ack {group} {items:?}"));
         self.open.insert(token, Sent::Ack { group, items });
         Ok(())

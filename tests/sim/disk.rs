@@ -152,7 +152,11 @@ impl FaultDisk {
         (self.left, self.crashed) = (None, false);
         while !self.queue.is_empty() {
             let index = prng.below(self.queue.len() as u64) as usize;
-            let queued = self.queue.swap_remove(index);
+            let mut queued = self.queue.swap_remove(index);
+            if let LogIo::Write { durable, .. } = &mut queued.op {
+                // Not ended, so not promised: any of its sectors may be missing.
+                *durable = false;
+            }
             if prng.chance(50) {
                 let _ = self.execute(queued, prng);
             }
@@ -258,15 +262,20 @@ impl FaultDisk {
     fn execute(&mut self, queued: Queued, prng: &mut Prng) -> Result<Option<HeapBuf>, DiskError> {
         let faults = self.faults;
         match queued.op {
-            LogIo::Write { file, at, buf, len, .. } => {
+            LogIo::Write { file, at, buf, len, durable, .. } => {
                 let bytes = &lanemq::base::buf::IoBuf::bytes(&buf)[..len];
                 let error = if prng.chance(faults.write_no_space_percent) {
                     Some(DiskError::NO_SPACE)
                 } else {
-                    prng.chance(faults.write_error_percent).then_some(DiskError::IO)
+                    let percent = faults.write_error_percent
+                        + if durable { faults.sync_error_percent } else { 0 };
+                    prng.chance(percent).then_some(DiskError::IO)
                 };
                 if error.is_none() || prng.chance(50) {
                     self.do_write(file, at, bytes)?;
+                }
+                if durable && error.is_none() {
+                    self.inode(file)?.keep_last();
                 }
                 error.map_or(Ok(None), Err)
             }
@@ -433,6 +442,17 @@ impl FaultDisk {
 impl Inode {
     fn new(durable: Option<Rc<Vec<u8>>>, bytes: Rc<Vec<u8>>) -> Self {
         Self { durable, bytes, pending: Vec::new() }
+    }
+
+    /// The write done last is on the media, whatever becomes of those before it.
+    fn keep_last(&mut self) {
+        let Some(write) = self.pending.pop() else { return };
+        let zeros = || Rc::new(vec![0; self.bytes.len()]);
+        let durable = Rc::make_mut(self.durable.get_or_insert_with(zeros));
+        durable[write.at..write.at + write.bytes.len()].copy_from_slice(&write.bytes);
+        // Earlier writes of the same bytes can no longer land on top.
+        let end = write.at + write.bytes.len();
+        self.pending.retain(|old| old.at >= end || old.at + old.bytes.len() <= write.at);
     }
 
     fn lose(&mut self, sector: usize, percent: u64, prng: &mut Prng) {

@@ -302,11 +302,13 @@ impl Ledger {
         // Without a given length, the shortest that any queue is configured with here.
         let length_us = i64::from(sent.request.lease_seconds.unwrap_or(1)) * 1_000_000;
         let mine_until_us = sent.at_us + length_us;
+        // An ack without a lease may have ended this one before its answer came.
+        let over = reader.unfenced_open > 0 || reader.unfenced.is_some_and(|s| s >= sent.step);
         for other in &reader.leases {
             let live = other.is_sure() && other.sure_until_us > now_us;
             let clash = match lease {
                 // Its own lease may have ended before the other was granted.
-                Some(id) => other.id != id && mine_until_us > other.answered_us,
+                Some(id) => other.id != id && !over && mine_until_us > other.answered_us,
                 None => end >= other.start,
             };
             if live && clash {
@@ -315,8 +317,6 @@ impl Ledger {
         }
         match lease {
             Some(id) => {
-                let over =
-                    reader.unfenced_open > 0 || reader.unfenced.is_some_and(|s| s >= sent.step);
                 reader.leases.retain(|l| l.sure_until_us > now_us);
                 reader.leases.push(LeaseSeen {
                     id,
@@ -626,7 +626,8 @@ impl Ledger {
             let same = |s: &Seen| {
                 s.id == stored.id && self.pushed[&s.number].item.payload == stored.payload
             };
-            if !seen.is_some_and(same) {
+            // A nack without a lease may have named a message that was not delivered yet.
+            if !seen.is_none_or(same) {
                 return Err(format!("the dead letter {partition} {offset} is not its message"));
             }
         }

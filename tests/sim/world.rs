@@ -69,6 +69,8 @@ pub struct World {
     order: Prng,
     power: Prng,
     fx: Effects<HeapBuf>,
+    /// Shards that were called and not flushed since.
+    unflushed: Vec<bool>,
     /// Tokens without an answer, with the shard that owes it.
     open: BTreeMap<u64, usize>,
     next_token: u64,
@@ -92,6 +94,7 @@ impl World {
             order,
             power,
             fx: Effects::default(),
+            unflushed: vec![false; shards],
             open: BTreeMap::new(),
             next_token: 0,
             second_key: false,
@@ -204,6 +207,7 @@ impl World {
         self.shards.clear();
         self.mesh.iter_mut().for_each(VecDeque::clear);
         self.fx.list.clear();
+        self.unflushed.fill(false);
         self.open.clear();
         self.replies.clear();
         for disk in &mut self.disks {
@@ -277,8 +281,20 @@ impl World {
         self.absorb(shard)
     }
 
-    /// Takes what a shard wished for.
+    /// Takes what a shard wished for. Its appends go out now, or with those of later calls.
     fn absorb(&mut self, shard: usize) -> Step {
+        self.unflushed[shard] = true;
+        self.take_effects(shard)?;
+        if self.order.chance(60) { self.flush(shard) } else { Ok(()) }
+    }
+
+    fn flush(&mut self, shard: usize) -> Step {
+        self.unflushed[shard] = false;
+        self.shards[shard].flush(self.now, &mut self.fx);
+        self.take_effects(shard)
+    }
+
+    fn take_effects(&mut self, shard: usize) -> Step {
         let n = self.shards.len();
         for effect in self.fx.list.drain(..) {
             match effect {
@@ -306,8 +322,12 @@ impl World {
         let disks = self.disks.iter().enumerate().filter(|(_, d)| d.in_flight() > 0);
         let pairs = self.mesh.iter().enumerate().filter(|(_, queue)| !queue.is_empty());
         let n = self.disks.len();
-        let moves: Vec<usize> =
-            disks.map(|(at, _)| at).chain(pairs.map(|(at, _)| n + at)).collect();
+        let flushes = self.unflushed.iter().enumerate().filter(|(_, wanted)| **wanted);
+        let moves: Vec<usize> = disks
+            .map(|(at, _)| at)
+            .chain(pairs.map(|(at, _)| n + at))
+            .chain(flushes.map(|(at, _)| n + n * n + at))
+            .collect();
         if moves.is_empty() {
             return Ok(false);
         }
@@ -318,6 +338,7 @@ impl World {
                 self.shards[disk].complete(self.now, done, &mut self.fx);
                 self.absorb(disk)?;
             }
+            flush if flush >= n + n * n => self.flush(flush - n - n * n)?,
             pair => {
                 let (from, to) = ((pair - n) / n, (pair - n) % n);
                 let msg = self.mesh[pair - n].pop_front().ok_or("a message got lost")?;
@@ -342,7 +363,9 @@ impl World {
     }
 
     pub fn is_still(&self) -> bool {
-        self.disks.iter().all(|d| d.in_flight() == 0) && self.mesh.iter().all(VecDeque::is_empty)
+        self.disks.iter().all(|d| d.in_flight() == 0)
+            && self.mesh.iter().all(VecDeque::is_empty)
+            && !self.unflushed.contains(&true)
     }
 
     /// The clock moves; timers stay late until [`World::tick`].

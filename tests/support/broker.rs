@@ -63,6 +63,11 @@ impl Broker {
                 command.env_remove(name);
             }
         }
+        // Files of the usual size would be gigabytes of zeros for each of some hundred brokers.
+        let sized = |argument: &String| argument.starts_with("--segment-bytes");
+        if !self.options.arguments.iter().any(sized) {
+            command.arg("--segment-bytes=16MiB");
+        }
         let child = command
             .args(["--listen", &self.address.to_string()])
             .args(["--shards", &self.options.shards.to_string()])

@@ -15,6 +15,10 @@ const TEST_FUNCTION_LINES: usize = 100;
 const TEST_FILE_LINES: usize = 1_200;
 
 const CONFIG_LEVEL: u8 = 5;
+/// Programs beside the broker (`src/bin`) are its clients: they share the words of the wire with
+/// it and none of the code that they are to measure.
+const PROGRAMS: &str = "bin";
+const PROGRAM_MAY_NAME: [&str; 2] = ["base", "model"];
 const SERVER_LEVEL: u8 = 4;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,7 +57,7 @@ fn level(module: &str) -> Option<u8> {
         "broker" => 3,
         "server" => SERVER_LEVEL,
         "config" => CONFIG_LEVEL,
-        "main" => CONFIG_LEVEL + 1,
+        "main" | PROGRAMS => CONFIG_LEVEL + 1,
         _ => return None,
     })
 }
@@ -117,6 +121,9 @@ fn layers(modules: &[String], tokens: &[Token<'_>], add: Add<'_>) {
         add(Rule::Layer, 1, format!("`{own}` is not in the map of layers"));
         return;
     };
+    if own == PROGRAMS {
+        return program_layers(tokens, add);
+    }
     for path in source::paths(tokens, &["crate", "lanemq", "super", "self"]) {
         let target = match resolve(modules, &path) {
             Some(target) if target == own => continue,
@@ -129,6 +136,16 @@ fn layers(modules: &[String], tokens: &[Token<'_>], add: Add<'_>) {
             None => {
                 add(Rule::Layer, path.line, format!("`{target}` is not in the map of layers"));
             }
+        }
+    }
+}
+
+/// In a program beside the broker `crate` is the program itself.
+fn program_layers(tokens: &[Token<'_>], add: Add<'_>) {
+    for path in source::paths(tokens, &["lanemq"]) {
+        let target = path.segments.get(1).copied().unwrap_or("lanemq");
+        if !PROGRAM_MAY_NAME.contains(&target) {
+            add(Rule::Layer, path.line, format!("a program may not name `{target}` of the broker"));
         }
     }
 }
@@ -193,7 +210,7 @@ fn banned(module: &str, tokens: &[Token<'_>], add: Add<'_>) {
 }
 
 fn prints(module: &str, tokens: &[Token<'_>], add: Add<'_>) {
-    if matches!(module, "main" | "config") {
+    if matches!(module, "main" | "config" | PROGRAMS) {
         return;
     }
     for pair in tokens.windows(2) {

@@ -14,6 +14,8 @@ fn crowd(seed: u64) -> Result<u64, String> {
     let (mut worst, mut many, pushes) = (0, 0, 100);
     let mut before = 0;
     for push in 0..pushes {
+        // An answer is judged against what was known when its pop was sent.
+        chaos.step += 1;
         while (chaos.open.len() as u64) < waiters {
             let request = PopRequest {
                 target: PopTarget::Queue(chaos.work.queue().into()),

@@ -1,0 +1,153 @@
+#!/usr/bin/env bash
+# Gives LaneMQ and its peers the same load in turn and writes the second section of BENCHMARKS.md.
+#
+# usage: scripts/compare.sh [BENCHMARKS.md]
+#
+# Peers are the redis-server and nats-server that are installed, each started here with its data
+# in a fresh directory of the same disk, on a free port, and stopped by its process id. What is
+# not alike between them stands with the table.
+#
+#   COMPARE_REPEATS    runs of each (default 3)
+#   COMPARE_SECONDS    seconds of pushing in a run (default 3)
+#   COMPARE_SUBJECTS   what to run (default: all that can be)
+#   LANEMQ_BIN, LANEMQ_BENCH_BIN, LANEMQ_SHARDS   as for the other scripts
+set -euo pipefail
+
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+# shellcheck source=scripts/broker.sh
+source "$root/scripts/broker.sh"
+# shellcheck source=scripts/driver.sh
+source "$root/scripts/driver.sh"
+
+readonly TARGET="${1:-$root/BENCHMARKS.md}"
+readonly REPEATS="${COMPARE_REPEATS:-3}" SECONDS_EACH="${COMPARE_SECONDS:-3}"
+
+PEER_PID=
+PEER_DIR=
+
+clean_up() {
+    clean_up_broker
+    if [[ -n $PEER_PID ]]; then
+        kill -KILL "$PEER_PID" 2>/dev/null || true
+        wait "$PEER_PID" 2>/dev/null || true
+    fi
+    [[ -z $PEER_DIR ]] || rm -rf "$PEER_DIR"
+    [[ -z ${results:-} ]] || rm -f "$results"
+}
+
+# start_peer PORT COMMAND...: returns when something listens on the port.
+start_peer() {
+    local port=$1 waited
+    shift
+    "$@" </dev/null >"$PEER_DIR/log" 2>&1 &
+    PEER_PID=$!
+    for ((waited = 0; waited < 100; waited++)); do
+        if (exec 3<>"/dev/tcp/127.0.0.1/$port") 2>/dev/null; then
+            return
+        fi
+        kill -0 "$PEER_PID" 2>/dev/null || break
+        sleep 0.1
+    done
+    tail -n 20 "$PEER_DIR/log" >&2
+    die "$1 did not start"
+}
+
+stop_peer() {
+    kill -TERM "$PEER_PID" 2>/dev/null || true
+    wait "$PEER_PID" 2>/dev/null || true
+    PEER_PID=
+    rm -rf "$PEER_DIR"
+    PEER_DIR=
+}
+
+# The configuration of nats-server; $2 is its sync interval, none for its default.
+nats_config() {
+    printf 'listen: "127.0.0.1:%s"\njetstream {\n  store_dir: "%s"\n' "$1" "$PEER_DIR"
+    [[ -z $2 ]] || printf '  sync_interval: %s\n' "$2"
+    printf '}\n'
+}
+
+# Prints the subjects that can run here.
+subjects() {
+    printf '%s\n' lanemq lanemq-framed
+    ! command -v redis-server >/dev/null || printf '%s\n' redis-always redis-everysec
+    command -v nats-server >/dev/null || return 0
+    # `always` came with nats-server 2.10.
+    PEER_DIR=$(fresh_dir)
+    nats_config 4222 always >"$PEER_DIR/conf"
+    if nats-server -c "$PEER_DIR/conf" -t >/dev/null 2>&1; then
+        printf '%s\n' nats-always
+    else
+        say "$(nats-server --version) cannot sync before it answers: nats-always is left out" >&2
+    fi
+    rm -rf "$PEER_DIR"
+    printf '%s\n' nats
+}
+
+# run SUBJECT BATCH: pushes for a while, then pops and acks all of it.
+run() {
+    local subject=$1 batch=$2 port pid load=()
+    port=$(free_port)
+    case $subject in
+    lanemq*)
+        start_broker "$port"
+        pid=$BROKER_PID
+        load=(--peer lanemq)
+        [[ $subject != *framed ]] || load+=(--form framed --counts)
+        ;;
+    redis-*)
+        PEER_DIR=$(fresh_dir)
+        start_peer "$port" redis-server --port "$port" --bind 127.0.0.1 --dir "$PEER_DIR" \
+            --save '' --appendonly yes --appendfsync "${subject#redis-}" \
+            --auto-aof-rewrite-percentage 0
+        pid=$PEER_PID
+        load=(--peer redis)
+        ;;
+    nats*)
+        PEER_DIR=$(fresh_dir)
+        local interval=
+        [[ $subject != nats-always ]] || interval=always
+        nats_config "$port" "$interval" >"$PEER_DIR/conf"
+        start_peer "$port" nats-server -c "$PEER_DIR/conf"
+        pid=$PEER_PID
+        load=(--peer nats --transaction-ids no)
+        ;;
+    *) die "unknown subject '$subject'" ;;
+    esac
+    load+=(--address "127.0.0.1:$port" --pid "$pid" --connections 64 --batch "$batch"
+        --size 256 --partitions 200 --queue compare)
+    drive "$results" "$batch push $subject" push "${load[@]}" --seconds "$SECONDS_EACH" \
+        --warmup $((50 * batch))
+    drive "$results" "$batch pop $subject" pop "${load[@]}"
+    if [[ $subject == lanemq* ]]; then discard_broker; else stop_peer; fi
+}
+
+find_binaries "$root"
+command -v python3 >/dev/null || die "python3 is needed to write the table"
+results=
+trap clean_up EXIT
+trap 'exit 130' INT TERM
+mkdir -p "$CACHE_DIR"
+results=$(mktemp "$CACHE_DIR/compare-XXXXXX")
+if [[ -n ${COMPARE_SUBJECTS:-} ]]; then
+    read -ra all <<<"$COMPARE_SUBJECTS"
+else
+    mapfile -t all < <(subjects)
+fi
+
+for batch in 100 1; do
+    for ((repeat = 1; repeat <= REPEATS; repeat++)); do
+        say "batch $batch, run $repeat of $REPEATS"
+        for subject in "${all[@]}"; do run "$subject" "$batch"; done
+    done
+done
+versions=$(
+    ! command -v redis-server >/dev/null ||
+        redis-server --version | sed 's/.* v=\([0-9.]*\).*/redis-server \1/'
+    ! command -v nats-server >/dev/null || nats-server --version | sed 's/: */ /'
+)
+commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
+python3 "$root/scripts/bench_table.py" compare "$TARGET" "$results" --data "$CACHE_DIR" \
+    --seconds "$SECONDS_EACH" \
+    --about "commit $commit, ${LANEMQ_SHARDS:-2} shards, ${versions//$'\n'/, }"
+say "wrote $TARGET"

@@ -1,0 +1,85 @@
+//! The read gate: while the disk works on a commit, connections that have just been answered are
+//! not read, nor are the other executors' messages.
+//!
+//! What such a client sends next would wait for the commit in flight anyway: one goes at a time.
+//! Read at once, each request costs the executor a turn of its own, with a sleep, a wake-up and
+//! some dozen microseconds of system calls; read together when the commit ends, all of them cost
+//! one turn, share the next commit, and need no readiness poll because their bytes are there.
+//! When nothing is being committed the gate is open and a lone request is read at once.
+//!
+//! The watchdog opens the gate too, each few milliseconds, so that a slow disk holds up nobody
+//! who does not need it.
+
+use std::cell::{Cell, RefCell};
+use std::future::poll_fn;
+use std::task::{Poll, Waker};
+
+#[derive(Default)]
+pub struct ReadGate {
+    /// How often it was opened.
+    opened: Cell<u64>,
+    held: RefCell<Vec<Waker>>,
+    /// An emptied list, kept for its memory.
+    spare: RefCell<Vec<Waker>>,
+}
+
+impl ReadGate {
+    /// To be passed to [`Self::holds`] later.
+    pub fn opened(&self) -> u64 {
+        self.opened.get()
+    }
+
+    /// True, and whoever asks is woken at the next opening, where there was none since `opened`.
+    pub fn holds(&self, opened: u64, waker: &Waker) -> bool {
+        let holds = self.opened.get() == opened;
+        if holds {
+            self.held.borrow_mut().push(waker.clone());
+        }
+        holds
+    }
+
+    /// Resolves at the next opening.
+    pub async fn pass(&self) {
+        let opened = self.opened();
+        poll_fn(|cx| if self.holds(opened, cx.waker()) { Poll::Pending } else { Poll::Ready(()) })
+            .await;
+    }
+
+    pub fn open(&self) {
+        self.opened.set(self.opened.get() + 1);
+        let mut held = self.spare.take();
+        std::mem::swap(&mut held, &mut self.held.borrow_mut());
+        held.drain(..).for_each(Waker::wake);
+        self.spare.replace(held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::Wake;
+
+    struct Count(AtomicUsize);
+
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn who_was_held_is_woken_once_and_passes() {
+        let count = Arc::new(Count(AtomicUsize::new(0)));
+        let waker = Waker::from(count.clone());
+        let gate = ReadGate::default();
+        let seen = gate.opened();
+        assert!(gate.holds(seen, &waker));
+        gate.open();
+        gate.open();
+        assert_eq!(count.0.load(Ordering::Relaxed), 1);
+        assert!(!gate.holds(seen, &waker));
+        assert!(gate.holds(gate.opened(), &waker));
+    }
+}
