@@ -13,46 +13,11 @@ set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 # shellcheck source=scripts/broker.sh
 source "$root/scripts/broker.sh"
+# shellcheck source=scripts/clients.sh
+source "$root/scripts/clients.sh"
 
 readonly README="${1:-$root/README.md}"
-readonly RUST_CLIENT=2.7.0 PYTHON_CLIENT=2.6.0
 [[ -f $README ]] || die "there is no $README"
-
-# The published clients as the README says to install them, kept between runs.
-python_client() {
-    local venv="$CACHE_DIR/readme/venv"
-    [[ -x $venv/bin/python ]] || python3 -m venv "$venv"
-    "$venv/bin/python" -m pip install --quiet --disable-pip-version-check \
-        "queen-mq==$PYTHON_CLIENT"
-    PYTHON="$venv/bin/python"
-}
-
-run_rust() {
-    local project="$CACHE_DIR/readme/rust"
-    mkdir -p "$project/src"
-    cp "$1" "$project/src/main.rs"
-    cat >"$project/Cargo.toml" <<EOF
-[package]
-name = "snippet"
-version = "0.0.0"
-edition = "2024"
-
-[dependencies]
-queen-mq = "=$RUST_CLIENT"
-serde_json = "1"
-tokio = { version = "1", features = ["full"] }
-
-[workspace]
-EOF
-    # The conformance build has most of these crates built already, in the versions that the
-    # client's own lock file names.
-    local client="$CACHE_DIR/conformance/queen-mq-$RUST_CLIENT"
-    if [[ ! -f $project/Cargo.lock && -f $client/Cargo.lock ]]; then
-        cp "$client/Cargo.lock" "$project/Cargo.lock"
-    fi
-    (cd "$project" && CARGO_TARGET_DIR="$CACHE_DIR/conformance/target" CARGO_PROFILE_DEV_DEBUG=0 \
-        RUSTFLAGS='' timeout 900 cargo run --quiet)
-}
 
 run_snippet() {
     local file=$1
@@ -65,7 +30,10 @@ run_snippet() {
         timeout 120 bash -euo pipefail "$file"
     ) ;;
     *.python) (cd "$blocks" && timeout 120 "$PYTHON" "$file") ;;
-    *.rust) run_rust "$file" ;;
+    *.rust)
+        rust_client readme "$file"
+        timeout 120 "$PROGRAM"
+        ;;
     esac
 }
 
@@ -90,8 +58,8 @@ for kind in sh python rust; do
 done
 sed -i "s/localhost:6632/127.0.0.1:$port/g; s/127\.0\.0\.1:6632/127.0.0.1:$port/g" "$blocks"/*
 
-PYTHON=
-python_client
+PYTHON= PROGRAM=
+python_client readme
 start_broker "$port"
 count=0
 for file in "$blocks"/*; do
