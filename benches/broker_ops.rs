@@ -120,7 +120,8 @@ impl Bench {
                 error: None,
             })
             .collect();
-        let reply = self.run(Command::Ack(AckRequest { group: QUEUE_MODE.into(), items }));
+        let request = AckRequest { group: QUEUE_MODE.into(), items };
+        let reply = self.run(Command::Ack(&request));
         assert!(matches!(reply, Reply::Ack(r) if r.iter().all(|a| a.success)));
     }
 }

@@ -10,7 +10,7 @@ use zstd::zstd_safe::{CCtx, CParameter, DCtx};
 /// small JSON.
 const LEVEL: i32 = 1;
 const MAGIC: [u8; 4] = [0x28, 0xB5, 0x2F, 0xFD];
-/// No block inflates to more (RFC 8878, 3.1.1.2.4).
+/// No block holds or inflates to more, nor to more than its frame's window (RFC 8878, 3.1.1.2.4).
 const BLOCK_BYTES_MAX: u64 = 128 << 10;
 
 /// Why bytes were not taken for a zstd frame.
@@ -44,11 +44,14 @@ pub struct FrameInfo {
 }
 
 impl FrameInfo {
-    /// Reads the headers of `bytes`, which must be one frame and nothing else.
+    /// Reads the headers of `bytes`, which must be one frame and nothing else. Blocks over their
+    /// maximum are refused although the library inflates them from memory: from a stream it does
+    /// not, and what is stored as it came must be readable by every consumer.
     pub fn read(bytes: &[u8]) -> Result<Self, BadFrame> {
-        let (header_bytes, content_bytes) = read_header(bytes).ok_or(BadFrame::NotOne)?;
+        let Header { len, content_bytes, block_bytes_max } =
+            read_header(bytes).ok_or(BadFrame::NotOne)?;
         let checksum_bytes = if bytes[4] & 4 != 0 { 4 } else { 0 };
-        let (mut at, mut content_bytes_max) = (header_bytes, 0);
+        let (mut at, mut content_bytes_max) = (len, 0);
         loop {
             let block = bytes.get(at..at + 3).ok_or(BadFrame::NotOne)?;
             let head = u32::from_le_bytes([block[0], block[1], block[2], 0]);
@@ -56,9 +59,12 @@ impl FrameInfo {
             let (stored, inflated) = match kind {
                 0 => (size, u64::from(size)),
                 1 => (1, u64::from(size)),
-                2 => (size, BLOCK_BYTES_MAX),
+                2 => (size, block_bytes_max),
                 _ => return Err(BadFrame::NotOne),
             };
+            if u64::from(size) > block_bytes_max {
+                return Err(BadFrame::NotOne);
+            }
             at += 3 + stored as usize;
             content_bytes_max += inflated;
             if last {
@@ -75,8 +81,14 @@ impl FrameInfo {
     }
 }
 
-/// Bytes of the frame header, and the content size it announces.
-fn read_header(bytes: &[u8]) -> Option<(usize, Option<u64>)> {
+struct Header {
+    /// Bytes up to the first block.
+    len: usize,
+    content_bytes: Option<u64>,
+    block_bytes_max: u64,
+}
+
+fn read_header(bytes: &[u8]) -> Option<Header> {
     if bytes.get(..4)? != MAGIC {
         return None;
     }
@@ -95,7 +107,16 @@ fn read_header(bytes: &[u8]) -> Option<(usize, Option<u64>)> {
     word[..size_bytes].copy_from_slice(bytes.get(at..at + size_bytes)?);
     // The two-byte form counts from 256.
     let size = u64::from_le_bytes(word) + if size_bytes == 2 { 256 } else { 0 };
-    Some((at + size_bytes, (size_bytes > 0).then_some(size)))
+    let window = match single_segment {
+        true => size,
+        // Five bits of exponent, three of eighths (RFC 8878, 3.1.1.1.2).
+        false => (8 + u64::from(bytes[5] & 7)) << (7 + (bytes[5] >> 3)),
+    };
+    Some(Header {
+        len: at + size_bytes,
+        content_bytes: (size_bytes > 0).then_some(size),
+        block_bytes_max: window.min(BLOCK_BYTES_MAX),
+    })
 }
 
 /// Inflates frames with one reused context.
@@ -153,6 +174,8 @@ impl Compressor {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::base::prng::Prng;
 
@@ -203,6 +226,36 @@ mod tests {
         assert_eq!(FrameInfo::read(bomb), Err(BadFrame::Content));
         let honest = b"\x28\xB5\x2F\xFD\xA0\0\0\0\0\x01\0\0";
         assert_eq!(FrameInfo::read(honest).unwrap().content_bytes, Some(0));
+    }
+
+    fn inflates_as_a_stream(frame: &[u8]) -> bool {
+        let mut decoder = zstd::stream::write::Decoder::new(Vec::new()).unwrap();
+        frame.chunks(1).all(|byte| decoder.write_all(byte).is_ok())
+    }
+
+    /// The library inflates these from memory and refuses them from a stream.
+    #[test]
+    fn blocks_over_their_maximum_are_refused() {
+        // Window descriptor 0: 1 KiB. The size field of a block reaches 2 MiB.
+        let window = b"\x28\xB5\x2F\xFD\x80\0".as_slice();
+        let single = b"\x28\xB5\x2F\xFD\xA0".as_slice();
+        for (start, good, bad) in [
+            (window, 1_024u32, 1_025u32),
+            (single, 131_072, 131_073),
+            (single, 131_072, (1 << 21) - 1),
+        ] {
+            let run = |size: u32| {
+                let block = &(1 | 1 << 1 | size << 3).to_le_bytes()[..3];
+                [start, &size.to_le_bytes(), block, b"x"].concat()
+            };
+            let content_bytes_max = u64::from(good);
+            let info = FrameInfo { content_bytes: Some(content_bytes_max), content_bytes_max };
+            assert_eq!(FrameInfo::read(&run(good)), Ok(info));
+            assert_eq!(FrameInfo::read(&run(bad)), Err(BadFrame::NotOne));
+            let mut out = Vec::new();
+            Inflater::default().inflate(&run(good), good as usize, &mut out).unwrap();
+            assert!(inflates_as_a_stream(&run(good)) && !inflates_as_a_stream(&run(bad)));
+        }
     }
 
     #[test]

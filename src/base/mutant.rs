@@ -25,10 +25,12 @@ pub enum Mutant {
     NoRecoverySync,
     /// A lease is answered without its record.
     LeaseNotDurable,
+    /// A client's compressed group is stored as it came although it holds a repeat.
+    KeepsRepeats,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 10] = [
         Self::NoDataSync,
         Self::NoManifestSync,
         Self::NoDirectorySync,
@@ -38,6 +40,7 @@ impl Mutant {
         Self::NoChain,
         Self::NoRecoverySync,
         Self::LeaseNotDurable,
+        Self::KeepsRepeats,
     ];
 
     /// Whether this fault is planted in this process.

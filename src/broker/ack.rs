@@ -8,6 +8,8 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
+use smallvec::SmallVec;
+
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End};
 use super::partition::{BatchRef, Slot};
@@ -23,7 +25,7 @@ use crate::base::uuid;
 use crate::model::command::{AckRequest, AckStatus};
 use crate::model::error::Refusal;
 use crate::model::frame::BatchHead;
-use crate::model::peer::{PeerAck, PeerMsg, TaskId};
+use crate::model::peer::{AckTarget, GivenLease, PeerAck, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{AckResult, Reply};
 
 /// Released leases remembered at once; beyond, the oldest are forgotten before their time.
@@ -54,13 +56,46 @@ pub(super) struct AckJob {
     from: ShardId,
     task: TaskId,
     group: String,
-    items: Vec<PeerAck>,
+    acks: PeerAcks,
+    /// Of each item's transaction id.
+    fingerprints: Vec<u64>,
     missing: usize,
     tables: Tables,
 }
 
+/// One item of a target, as it is settled.
+#[derive(Clone, Copy)]
+struct Item<'a> {
+    index: u32,
+    status: AckStatus,
+    id: &'a str,
+    error: Option<&'a str>,
+    fingerprint: u64,
+}
+
 /// Id tables by the place of their batch; empty where a batch could not be read.
 type Tables = BTreeMap<LogPosition, Vec<u64>>;
+
+impl AckJob {
+    fn item(&self, at: usize) -> Item<'_> {
+        let item = &self.acks.items[at];
+        Item {
+            index: item.index,
+            status: item.status,
+            id: self.acks.id(item),
+            error: self.acks.error(item),
+            fingerprint: self.fingerprints[at],
+        }
+    }
+}
+
+fn given_lease(text: &str) -> GivenLease {
+    match uuid::parse(text) {
+        _ if text.is_empty() => GivenLease::None,
+        Some(id) => GivenLease::Id(LeaseId(id)),
+        None => GivenLease::Unknown,
+    }
+}
 
 fn refused(error: &'static str) -> AckResult {
     AckResult {
@@ -82,34 +117,33 @@ impl<B: IoBuf> Shard<B> {
         token: Token,
         fx: &mut Effects<B>,
     ) {
-        let mut parts: BTreeMap<ShardId, Vec<PeerAck>> = BTreeMap::new();
-        let mut results = Vec::with_capacity(request.items.len());
+        let mut parts: SmallVec<[(ShardId, PeerAcks); 2]> = SmallVec::new();
+        let results = vec![refused(NO_PARTITION); request.items.len()];
         for (index, item) in request.items.iter().enumerate() {
-            results.push(refused(NO_PARTITION));
             let Some(partition_id) = item.partition_id else { continue };
             let Some(shard) = partition_id.shard().filter(|s| s.0 < self.config.shards) else {
                 continue;
             };
-            parts.entry(shard).or_default().push(PeerAck {
-                index: index as u32,
-                transaction_id: item.transaction_id.clone().into_owned(),
-                partition_id,
-                status: item.status,
-                lease_id: item.lease_id.clone().into_owned(),
-                error: item.error.as_ref().map(|e| e.clone().into_owned()),
+            let at = parts.iter().position(|(known, _)| *known == shard).unwrap_or_else(|| {
+                parts.push((shard, PeerAcks::default()));
+                parts.len() - 1
             });
+            let target = AckTarget { partition_id, lease: given_lease(&item.lease_id) };
+            let error = item.error.as_deref();
+            parts[at].1.push(index as u32, target, item.status, &item.transaction_id, error);
         }
         if parts.is_empty() {
             return self.reply_durable(token, Reply::Ack(results));
         }
+        parts.sort_unstable_by_key(|(shard, _)| *shard);
         let left = parts.len();
         let task = self.new_task(Task::Ack(AckTask { token, results, left, refusal: None }));
-        for (shard, items) in parts {
+        for (shard, acks) in parts {
             let group = request.group.clone().into_owned();
             if shard == self.config.shard {
-                self.ack_owned(now, shard, task, group, items, fx);
+                self.ack_owned(now, shard, task, group, acks, fx);
             } else {
-                fx.send(shard, PeerMsg::Ack { task, group, items });
+                fx.send(shard, PeerMsg::Ack { task, group, acks });
             }
         }
     }
@@ -149,17 +183,20 @@ impl<B: IoBuf> Shard<B> {
         from: ShardId,
         task: TaskId,
         group: String,
-        items: Vec<PeerAck>,
+        acks: PeerAcks,
         fx: &mut Effects<B>,
     ) {
+        let key = self.log.fingerprint_key();
+        let fingerprint =
+            |item: &PeerAck| records::table_fingerprint(key.fingerprint(acks.id(item).as_bytes()));
+        let fingerprints: Vec<u64> = acks.items.iter().map(fingerprint).collect();
         let mut needed: Vec<BatchRef> = Vec::new();
-        for item in &items {
-            self.tables_needed(item, &group, &mut needed);
-        }
+        self.tables_needed(&acks, &fingerprints, &group, &mut needed);
         needed.sort_unstable_by_key(|b| b.at);
         needed.dedup_by_key(|b| b.at);
+        let missing = needed.len();
         let mut job =
-            AckJob { from, task, group, items, missing: needed.len(), tables: Tables::new() };
+            AckJob { from, task, group, acks, fingerprints, missing, tables: Tables::new() };
         if needed.is_empty() {
             return self.ack_now(now, &mut job, fx);
         }
@@ -201,21 +238,18 @@ impl<B: IoBuf> Shard<B> {
 
     /// Settles every (partition, lease) of the request, in order of appearance.
     fn ack_now(&mut self, now: Now, job: &mut AckJob, fx: &mut Effects<B>) {
-        let mut targets: Vec<(PartitionId, String, Vec<usize>)> = Vec::new();
-        for (at, item) in job.items.iter().enumerate() {
-            let known = targets
-                .iter_mut()
-                .find(|(id, lease, _)| *id == item.partition_id && *lease == item.lease_id);
-            match known {
-                Some((_, _, items)) => items.push(at),
-                None => targets.push((item.partition_id, item.lease_id.clone(), vec![at])),
-            }
-        }
-        let mut results = Vec::with_capacity(job.items.len());
+        let mut order: Vec<u32> = (0..job.acks.items.len() as u32).collect();
+        order.sort_by_key(|at| job.acks.items[*at as usize].target);
+        let mut results = Vec::with_capacity(job.acks.items.len());
         let mut refusal = None;
-        for (id, lease, places) in targets {
-            let items: Vec<&PeerAck> = places.iter().map(|at| &job.items[*at]).collect();
-            match self.ack_target(now, id, &lease, &job.group, &items, &job.tables, fx) {
+        let mut items = Vec::with_capacity(job.acks.items.len());
+        for places in order.chunk_by(|a, b| {
+            job.acks.items[*a as usize].target == job.acks.items[*b as usize].target
+        }) {
+            items.clear();
+            items.extend(places.iter().map(|at| job.item(*at as usize)));
+            let target = job.acks.targets[job.acks.items[places[0] as usize].target as usize];
+            match self.ack_target(now, target, &job.group, &items, &job.tables, fx) {
                 Ok(judged) => {
                     self.counters.acked += judged.iter().filter(|r| r.success).count() as u64;
                     results.extend(items.iter().map(|i| i.index).zip(judged));
@@ -227,18 +261,16 @@ impl<B: IoBuf> Shard<B> {
         self.send_durable(job.from, PeerMsg::Acked { task: job.task, result });
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one target with all that names it")]
     fn ack_target(
         &mut self,
         now: Now,
-        id: PartitionId,
-        lease: &str,
+        target: AckTarget,
         group: &str,
-        items: &[&PeerAck],
+        items: &[Item<'_>],
         tables: &Tables,
         fx: &mut Effects<B>,
     ) -> Result<Vec<AckResult>, Refusal> {
-        let Some(key) = self.cursor_key(id, group) else {
+        let Some(key) = self.cursor_key(target.partition_id, group) else {
             return Ok(vec![refused(NO_PARTITION); items.len()]);
         };
         // A cursor that was never written only says that the partition was looked at: nothing
@@ -247,8 +279,11 @@ impl<B: IoBuf> Shard<B> {
             return Ok(vec![refused(UNRESOLVED); items.len()]);
         };
         let held = cursor.lease.as_ref().filter(|l| !l.reserved);
-        if !lease.is_empty() {
-            let given = uuid::parse(lease).map(LeaseId);
+        if target.lease != GivenLease::None {
+            let given = match target.lease {
+                GivenLease::Id(id) => Some(id),
+                GivenLease::None | GivenLease::Unknown => None,
+            };
             let current = held.filter(|l| Some(l.record.id) == given && !l.expires.passed(now));
             if current.is_none() {
                 return Ok(self.ack_repeated(key, &cursor, given, items, tables));
@@ -290,7 +325,7 @@ impl<B: IoBuf> Shard<B> {
         key: CursorKey,
         mut cursor: Cursor,
         settled: &Settled,
-        items: &[&PeerAck],
+        items: &[Item<'_>],
         fx: &mut Effects<B>,
     ) -> Result<bool, Refusal> {
         let files =
@@ -341,14 +376,14 @@ impl<B: IoBuf> Shard<B> {
         key: CursorKey,
         cursor: &Cursor,
         settled: &Settled,
-        items: &[&PeerAck],
+        items: &[Item<'_>],
     ) -> Vec<DeadLetterRecord> {
         let Some(partition) = self.state.parts.get(key.slot) else { return Vec::new() };
         let mut rows = Vec::with_capacity(settled.spent.len());
         for (offset, item) in &settled.spent {
             // Retention may have dropped the message under its lease: there is nothing to file.
             let Some(batch) = partition.batch_of(*offset) else { continue };
-            let error = items[*item].error.as_deref().unwrap_or("Retries exhausted");
+            let error = items[*item].error.unwrap_or("Retries exhausted");
             rows.push(DeadLetterRecord {
                 id: uuid::mint_v7(now.wall_us, &mut self.prng),
                 offset: *offset,
@@ -386,7 +421,7 @@ impl<B: IoBuf> Shard<B> {
         key: CursorKey,
         cursor: &Cursor,
         given: Option<LeaseId>,
-        items: &[&PeerAck],
+        items: &[Item<'_>],
         tables: &Tables,
     ) -> Vec<AckResult> {
         let released = cursor.released.as_deref().filter(|r| Some(r.id) == given);
@@ -396,7 +431,7 @@ impl<B: IoBuf> Shard<B> {
         items
             .iter()
             .map(|item| {
-                let offsets = self.offsets_of(key.slot, &item.transaction_id, tables);
+                let offsets = self.offsets_of(key.slot, item.fingerprint, tables);
                 let inside =
                     offsets.iter().any(|o| (released.first.0..=released.end.0).contains(&o.0));
                 if inside {
@@ -428,38 +463,35 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         key: CursorKey,
         cursor: &Cursor,
-        items: &[&PeerAck],
+        items: &[Item<'_>],
         last: Option<Offset>,
         tables: &Tables,
     ) -> Vec<Place> {
-        let fingerprints = self.log.fingerprint_key();
         let mut places: Vec<Place> = Vec::with_capacity(items.len());
-        let settled = cursor.lease.as_ref().map_or(0, |lease| {
-            (cursor.next.0.saturating_sub(lease.record.first.0) as usize).min(lease.ids.len())
-        });
-        let mut search = LeasedIds { settled, next: settled, in_step: true, first: None };
-        let mut seen: HashSet<&str, ahash::RandomState> =
+        let mut search = LeasedIds::of(cursor);
+        let settled = search.settled;
+        // So far each item named the next message of the lease: nothing was named twice.
+        let mut in_step = true;
+        let mut seen: HashSet<u64, ahash::RandomState> =
             HashSet::with_hasher(ahash::RandomState::with_seeds(25, 26, 27, 28));
         for (at, item) in items.iter().enumerate() {
             let taken = |o: Offset, places: &[Place]| {
-                items[..at]
-                    .iter()
-                    .zip(places)
-                    .any(|(i, p)| *p == Place::At(o) && i.transaction_id == item.transaction_id)
+                items[..at].iter().zip(places).any(|(i, p)| *p == Place::At(o) && i.id == item.id)
             };
-            let repeated = !seen.insert(item.transaction_id.as_str());
             let lease = cursor.lease.as_ref().filter(|l| !l.ids.is_empty());
-            if let Some(lease) = lease.filter(|_| !repeated) {
-                let wanted = records::table_fingerprint(
-                    fingerprints.fingerprint(item.transaction_id.as_bytes()),
-                );
-                if let Some(index) = search.find(&lease.ids, wanted) {
-                    let offset = Offset(lease.record.first.0 + index as u64);
-                    places.push(if index < settled { Place::Below } else { Place::At(offset) });
-                    continue;
-                }
+            if in_step && !lease.is_some_and(|l| search.is_next(&l.ids, item.fingerprint)) {
+                in_step = false;
+                seen.extend(items[..at].iter().map(|item| item.fingerprint));
             }
-            let offsets = self.offsets_of(key.slot, &item.transaction_id, tables);
+            let repeated = !in_step && !seen.insert(item.fingerprint);
+            if let Some(lease) = lease.filter(|_| !repeated)
+                && let Some(index) = search.find(&lease.ids, item.fingerprint)
+            {
+                let offset = Offset(lease.record.first.0 + index as u64);
+                places.push(if index < settled { Place::Below } else { Place::At(offset) });
+                continue;
+            }
+            let offsets = self.offsets_of(key.slot, item.fingerprint, tables);
             let place = offsets
                 .iter()
                 .copied()
@@ -476,10 +508,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Offsets that carry an id, ascending, as far as memory and `tables` know.
-    fn offsets_of(&self, slot: Slot, transaction_id: &str, tables: &Tables) -> Vec<Offset> {
-        let fingerprint = records::table_fingerprint(
-            self.log.fingerprint_key().fingerprint(transaction_id.as_bytes()),
-        );
+    fn offsets_of(&self, slot: Slot, fingerprint: u64, tables: &Tables) -> Vec<Offset> {
         let mut found = Vec::new();
         // Only the offsets matter here, not their times.
         self.state.dedup.find(self.state.id_of(slot), fingerprint, 0, &mut found);
@@ -496,29 +525,52 @@ impl<B: IoBuf> Shard<B> {
         offsets
     }
 
-    /// Adds the batches whose id tables must be looked at to find this item.
-    fn tables_needed(&self, item: &PeerAck, group: &str, needed: &mut Vec<BatchRef>) {
-        let Some(key) = self.cursor_key(item.partition_id, group) else { return };
+    /// Adds the batches whose id tables must be looked at to find the items.
+    fn tables_needed(
+        &self,
+        acks: &PeerAcks,
+        fingerprints: &[u64],
+        group: &str,
+        needed: &mut Vec<BatchRef>,
+    ) {
+        let mut searches: SmallVec<[Option<(CursorKey, LeasedIds)>; 1]> = acks
+            .targets
+            .iter()
+            .map(|target| {
+                let key = self.cursor_key(target.partition_id, group)?;
+                Some((key, LeasedIds::of(self.state.cursor(key)?)))
+            })
+            .collect();
+        for (item, fingerprint) in acks.items.iter().zip(fingerprints) {
+            let Some((key, search)) = &mut searches[item.target as usize] else { continue };
+            let Some(cursor) = self.state.cursor(*key) else { continue };
+            let leased = cursor.lease.as_ref().map_or(&[][..], |lease| &lease.ids);
+            if search.find(leased, *fingerprint).is_none() {
+                self.tables_of(*key, cursor, *fingerprint, acks.id(item), needed);
+            }
+        }
+    }
+
+    /// The batches that may hold a message which no live lease is known to.
+    fn tables_of(
+        &self,
+        key: CursorKey,
+        cursor: &Cursor,
+        fingerprint: u64,
+        id: &str,
+        needed: &mut Vec<BatchRef>,
+    ) {
         let Some(partition) = self.state.parts.get(key.slot) else { return };
-        let Some(cursor) = self.state.cursor(key) else { return };
-        let fingerprint = records::table_fingerprint(
-            self.log.fingerprint_key().fingerprint(item.transaction_id.as_bytes()),
-        );
-        if let Some(lease) = &cursor.lease {
-            if lease.ids.contains(&fingerprint) {
-                return;
-            }
-            if lease.ids.is_empty() {
-                let (first, end) = (lease.record.first, lease.record.end);
-                needed.extend_from_slice(partition.batches_between(first, end));
-            }
+        if let Some(lease) = cursor.lease.as_ref().filter(|lease| lease.ids.is_empty()) {
+            let (first, end) = (lease.record.first, lease.record.end);
+            needed.extend_from_slice(partition.batches_between(first, end));
         }
         let mut found = Vec::new();
         self.state.dedup.find(self.state.id_of(key.slot), fingerprint, 0, &mut found);
         if !found.is_empty() {
             return;
         }
-        let Some(minted_us) = uuid::parse(&item.transaction_id).map(minted_at_us) else { return };
+        let Some(minted_us) = uuid::parse(id).map(minted_at_us) else { return };
         // The id was minted before its batch was stamped, on the same clock.
         let from = partition.batches.partition_point(|b| b.created_at_us < minted_us);
         let near = partition.batches[from..]
@@ -550,8 +602,20 @@ struct LeasedIds {
 }
 
 impl LeasedIds {
+    fn of(cursor: &Cursor) -> Self {
+        let settled = cursor.lease.as_ref().map_or(0, |lease| {
+            (cursor.next.0.saturating_sub(lease.record.first.0) as usize).min(lease.ids.len())
+        });
+        Self { settled, next: settled, in_step: true, first: None }
+    }
+
+    /// The items so far and this one name one message after the other.
+    fn is_next(&self, ids: &[u64], wanted: u64) -> bool {
+        self.in_step && ids.get(self.next) == Some(&wanted)
+    }
+
     fn find(&mut self, ids: &[u64], wanted: u64) -> Option<usize> {
-        if self.in_step && ids.get(self.next) == Some(&wanted) {
+        if self.is_next(ids, wanted) {
             self.next += 1;
             return Some(self.next - 1);
         }

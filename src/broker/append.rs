@@ -277,9 +277,10 @@ impl<B: IoBuf> Shard<B> {
         let Some(partition) = self.state.parts.get(slot) else { return Original::No };
         if offset < partition.log_start {
             // Removed by retention: the id itself is gone, its keyed 63-bit fingerprint is the
-            // evidence left. A duplicate only while its window surely runs: a false one would
-            // be a lost message.
-            let inside = stored_us >= oldest_us;
+            // evidence left. Where its time is not known to the microsecond it is a duplicate
+            // only while its window surely runs: a false one would be a lost message.
+            let created_us = partition.dropped_created_us(offset).unwrap_or(stored_us);
+            let inside = created_us >= oldest_us;
             return if inside { Original::Is(NIL_MESSAGE) } else { Original::No };
         }
         let Some(batch) = partition.batch_of(offset).copied() else { return Original::No };
@@ -493,7 +494,8 @@ impl<B: IoBuf> Shard<B> {
         seals: bool,
         scratch: &mut Scratch,
     ) -> (u8, Source) {
-        let whole = items.iter().all(|item| item.fate == Fate::Store);
+        let whole = items.iter().all(|item| item.fate == Fate::Store)
+            || Mutant::KeepsRepeats.active() && !piece.packed.is_empty();
         if whole && !seals && !piece.packed.is_empty() {
             return (CODEC_ZSTD, Source::Packed);
         }

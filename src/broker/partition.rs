@@ -4,6 +4,8 @@
 //! out and freed when every partition of a page is gone, so a slot is never another partition's.
 //! Only this file moves a high watermark.
 
+use std::collections::VecDeque;
+
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
@@ -49,6 +51,10 @@ pub struct Partition {
     pub created_at_us: i64,
     /// Retained batches, ascending.
     pub batches: SmallVec<[BatchRef; 1]>,
+    /// Batches that retention has dropped and whose ids a repeat may still carry: where each
+    /// ended and when it was created, ascending. Few partitions have any.
+    #[expect(clippy::box_collection, reason = "one word in each partition that has none")]
+    dropped: Option<Box<VecDeque<(Offset, i64)>>>,
     /// Segments of its newest birth and log-start records.
     pub birth_segment: SegmentId,
     pub start_segment: Option<SegmentId>,
@@ -86,6 +92,25 @@ impl Partition {
     pub fn newest_visible(&self) -> Option<&BatchRef> {
         let at = self.batches.partition_point(|b| b.end() <= self.high_watermark);
         self.batches.get(..at)?.last()
+    }
+
+    /// Remembers dropped batches for as long as a repeat of their messages is recognised.
+    pub fn remember_dropped(&mut self, batches: &[BatchRef], keep_us: i64) {
+        let Some(newest) = batches.last().filter(|_| keep_us > 0) else { return };
+        let dropped = self.dropped.get_or_insert_default();
+        dropped.extend(batches.iter().map(|batch| (batch.end(), batch.created_at_us)));
+        // It is that late at least.
+        let oldest_us = newest.created_at_us.saturating_sub(keep_us);
+        while dropped.front().is_some_and(|(_, created_us)| *created_us < oldest_us) {
+            dropped.pop_front();
+        }
+    }
+
+    /// When the dropped message at `offset` was created, if that is still known.
+    pub fn dropped_created_us(&self, offset: Offset) -> Option<i64> {
+        let dropped = self.dropped.as_ref()?;
+        let at = dropped.partition_point(|(end, _)| *end <= offset);
+        dropped.get(at).map(|(_, created_us)| *created_us)
     }
 
     pub fn retained(&self) -> u64 {
@@ -176,6 +201,7 @@ impl Partitions {
             next_offset: Offset(0),
             high_watermark: Offset(0),
             log_start: Offset(0),
+            dropped: None,
             last_created_us: i64::MIN,
             created_at_us,
             batches: SmallVec::new(),
@@ -252,5 +278,22 @@ mod tests {
     #[test]
     fn a_partition_stays_small() {
         assert!(size_of::<Option<Partition>>() <= 136, "{}", size_of::<Option<Partition>>());
+    }
+
+    /// The times of dropped batches were once known to 16 seconds only, and a repeat near the end
+    /// of the dedup window was stored a second time.
+    #[test]
+    fn dropped_batches_keep_their_exact_times_while_their_ids_count() {
+        let mut table = Partitions::default();
+        table.insert(0, 0, 0, "p", 0);
+        let p = table.get_mut(0).unwrap();
+        p.remember_dropped(&[batch(0, 3, 10), batch(3, 1, 20)], 0);
+        assert_eq!(p.dropped_created_us(Offset(0)), None);
+        p.remember_dropped(&[batch(0, 3, 10), batch(3, 1, 20)], 100);
+        let times = [0, 2, 3, 4].map(|offset| p.dropped_created_us(Offset(offset)));
+        assert_eq!(times, [Some(10), Some(10), Some(20), None]);
+        p.remember_dropped(&[batch(4, 6, 120)], 100);
+        let times = [2, 3, 9].map(|offset| p.dropped_created_us(Offset(offset)));
+        assert_eq!(times, [Some(20), Some(20), Some(120)]);
     }
 }

@@ -180,7 +180,7 @@ impl<B: IoBuf> Shard<B> {
             Command::Push(items) => self.push(now, items, token, fx),
             Command::PushFrames(groups) => self.push_frames(groups, token, fx),
             Command::Pop(request) => self.pop(now, &request, token, fx),
-            Command::Ack(request) => self.ack(now, &request, token, fx),
+            Command::Ack(request) => self.ack(now, request, token, fx),
             Command::ExtendLease { lease_id, seconds } => {
                 self.extend(lease_id, seconds, token, fx);
             }
@@ -413,9 +413,7 @@ impl<B: IoBuf> Shard<B> {
                 self.given_back(now, &queue, &group, lease_id, &claims, fx);
             }
             PeerMsg::Unparked { task, queue } => self.unparked(now, task, &queue, fx),
-            PeerMsg::Ack { task, group, items } => {
-                self.ack_owned(now, from, task, group, items, fx)
-            }
+            PeerMsg::Ack { task, group, acks } => self.ack_owned(now, from, task, group, acks, fx),
             PeerMsg::Acked { task, result } => self.acked(task, result, fx),
             PeerMsg::Extend { task, lease_id, seconds } => {
                 self.extend_owned(now, from, task, lease_id, seconds);

@@ -210,6 +210,10 @@ impl State {
         let gone = partition.batches.partition_point(|b| b.end() <= to);
         let dropped: Vec<BatchRef> = partition.batches.drain(..gone).collect();
         let queue = partition.queue;
+        if let Some(q) = self.catalog.get(queue) {
+            let keep = i64::try_from(id_keep_seconds(&q.image.options)).unwrap_or(i64::MAX);
+            partition.remember_dropped(&dropped, keep.saturating_mul(1_000_000));
+        }
         dropped.iter().for_each(|b| self.segments.remove(b.at.segment()));
         let Some(queue) = self.catalog.get_mut(queue) else { return };
         queue.messages -= dropped.iter().map(|b| u64::from(b.count)).sum::<u64>();

@@ -173,7 +173,7 @@ impl<B: IoBuf> Log<B> {
                 Completion::Quiet
             }
             Purpose::ChunkWrite { .. } => {
-                self.poison("a write to the active segment failed".into(), error)
+                self.poison("a write or its sync to the active segment failed".into(), error)
             }
             Purpose::ChunkSync => self.poison("a sync of the active segment failed".into(), error),
             Purpose::FooterWrite | Purpose::FooterSync => {

@@ -18,7 +18,7 @@ pub enum Command<'a> {
     /// Frames that the client built, checked: one group for each run of one partition.
     PushFrames(Vec<FrameGroup<'a>>),
     Pop(PopRequest<'a>),
-    Ack(AckRequest<'a>),
+    Ack(&'a AckRequest<'a>),
     ExtendLease {
         lease_id: &'a str,
         seconds: u32,

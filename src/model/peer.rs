@@ -123,15 +123,83 @@ pub struct Arrival {
     pub task: TaskId,
 }
 
-#[derive(Clone, PartialEq, Eq, Debug)]
+/// The items of one ack that go to one shard. All texts lie in one buffer: an ack of a thousand
+/// messages is a handful of allocations.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PeerAcks {
+    text: String,
+    /// In order of appearance.
+    pub targets: Vec<AckTarget>,
+    /// In request order.
+    pub items: Vec<PeerAck>,
+}
+
+/// What items are settled together.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct AckTarget {
+    pub partition_id: PartitionId,
+    pub lease: GivenLease,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GivenLease {
+    /// No fence.
+    None,
+    Id(LeaseId),
+    /// A text that is no lease's id.
+    Unknown,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct PeerAck {
     /// Place in the client's request.
     pub index: u32,
-    pub transaction_id: String,
-    pub partition_id: PartitionId,
+    /// Place in [`PeerAcks::targets`].
+    pub target: u32,
     pub status: AckStatus,
-    pub lease_id: String,
-    pub error: Option<String>,
+    id: TextRange,
+    error: Option<TextRange>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct TextRange {
+    from: u32,
+    to: u32,
+}
+
+impl PeerAcks {
+    pub fn push(
+        &mut self,
+        index: u32,
+        target: AckTarget,
+        status: AckStatus,
+        id: &str,
+        error: Option<&str>,
+    ) {
+        // An ack of what one pop brought names one target, or one after the other.
+        let same = self.targets.iter().rposition(|known| *known == target);
+        let at = same.unwrap_or_else(|| {
+            self.targets.push(target);
+            self.targets.len() - 1
+        });
+        let id = self.keep(id);
+        let error = error.map(|text| self.keep(text));
+        self.items.push(PeerAck { index, target: at as u32, status, id, error });
+    }
+
+    fn keep(&mut self, text: &str) -> TextRange {
+        let from = self.text.len() as u32;
+        self.text.push_str(text);
+        TextRange { from, to: self.text.len() as u32 }
+    }
+
+    pub fn id(&self, item: &PeerAck) -> &str {
+        &self.text[item.id.from as usize..item.id.to as usize]
+    }
+
+    pub fn error(&self, item: &PeerAck) -> Option<&str> {
+        item.error.map(|error| &self.text[error.from as usize..error.to as usize])
+    }
 }
 
 /// A dead letter on its way to another shard.
@@ -302,7 +370,7 @@ pub enum PeerMsg {
     Ack {
         task: TaskId,
         group: String,
-        items: Vec<PeerAck>,
+        acks: PeerAcks,
     },
     Acked {
         task: TaskId,

@@ -363,7 +363,14 @@ mod tests {
             done(&disk, create()).await.unwrap();
             assert_eq!(done(&disk, create()).await.unwrap_err().errno, libc::EEXIST);
             let buf = filled(4_096, 3);
-            let write = LogIo::Write { id: ID, file: spare, at: 0, buf: buf.clone(), len: 4_096, durable: true };
+            let write = LogIo::Write {
+                id: ID,
+                file: spare,
+                at: 0,
+                buf: buf.clone(),
+                len: 4_096,
+                durable: true,
+            };
             done(&disk, write).await.unwrap();
             done(&disk, LogIo::Rename { id: ID, from: spare, to: FILE }).await.unwrap();
             done(&disk, LogIo::SyncDir { id: ID }).await.unwrap();
@@ -392,7 +399,14 @@ mod tests {
                     glommio::spawn_local(async move {
                         let buf = filled(4_096, n as u8);
                         let at = n * 4_096;
-                        let write = LogIo::Write { id: IoId(n), file: FILE, at, buf, len: 4_096, durable: n % 2 == 0 };
+                        let write = LogIo::Write {
+                            id: IoId(n),
+                            file: FILE,
+                            at,
+                            buf,
+                            len: 4_096,
+                            durable: n % 2 == 0,
+                        };
                         done(&disk, write).await.unwrap();
                         let read = LogIo::Read { id: IoId(n), file: FILE, at, len: 4_096 };
                         let seen = done(&disk, read).await.unwrap().unwrap();

@@ -95,7 +95,8 @@ async fn open(part: Part) -> Result<Node, String> {
     let mut shards = Vec::with_capacity(part.shards.len());
     for (config, folder) in part.shards {
         let id = config.shard;
-        let (shard, report) = ShardHandle::open(config, &folder, part.around.clone(), gate.clone())?;
+        let (shard, report) =
+            ShardHandle::open(config, &folder, part.around.clone(), gate.clone())?;
         for notice in &report.notices {
             tracing::warn!(shard = id.0, "{notice}");
         }

@@ -291,10 +291,11 @@ async fn ack(
     shard: &Rc<ShardHandle>,
     request: crate::model::command::AckRequest<'_>,
 ) -> Result<Answer, Refusal> {
-    // The answer names the items again.
-    let items = request.items.clone();
-    match shard.handle(Command::Ack(request)).await {
-        Reply::Ack(results) => Ok(Answer::json(200, |out| ack::encode(&items, &results, out))),
+    match shard.handle(Command::Ack(&request)).await {
+        // The answer names the items again.
+        Reply::Ack(results) => {
+            Ok(Answer::json(200, |out| ack::encode(&request.items, &results, out)))
+        }
         other => Err(unexpected(&other)),
     }
 }

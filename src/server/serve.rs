@@ -22,7 +22,7 @@ use super::mesh::{Mesh, Message};
 use super::node::{self, Part};
 use super::settings::Settings;
 use super::shard::Surroundings;
-use super::sys::StopSignals;
+use super::sys::{self, StopSignals};
 use super::unpark::{self, Slot};
 use crate::base::ids::ShardId;
 use crate::broker::shard::ShardConfig;
@@ -63,6 +63,7 @@ pub fn run(
     announce: impl FnOnce(SocketAddr),
 ) -> Result<(), Failure> {
     host::check_kernel()?;
+    sys::forgo_huge_pages();
     let socket = host::bind(settings.listen)?;
     let fresh = u16::try_from(host::cpus(settings)?.len()).unwrap_or(u16::MAX);
     let directory = Directory::open(&settings.data_dir, settings.shards, fresh)?;

@@ -28,6 +28,15 @@ pub fn probe_io_uring() -> io::Result<()> {
     Ok(())
 }
 
+/// No huge pages for this process. They save nothing here, where memory is touched in small
+/// scattered pieces, but each costs 2 MiB of zeros at its first touch, and most of it is never
+/// used: with them the resident size was twice as large and a message cost an eighth more.
+pub fn forgo_huge_pages() {
+    // SAFETY: takes integers and touches no memory. Where the kernel has no such switch nothing
+    // changes.
+    unsafe { libc::prctl(libc::PR_SET_THP_DISABLE, 1, 0, 0, 0) };
+}
+
 /// The release of the running kernel, such as `6.18.1-arch`.
 pub fn kernel_release() -> String {
     // SAFETY: utsname is plain arrays of bytes, for which zeros are a value.

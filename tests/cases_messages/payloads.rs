@@ -206,7 +206,6 @@ fn binary_pushes_are_refused_and_store_nothing() {
     let mut trailing = group(1, 1);
     trailing.extend(b"more");
     let forms = [
-        group(1, 1),
         group(1, 2),
         group(1_000_000, 1),
         group(1, u32::MAX),
@@ -228,7 +227,7 @@ fn binary_pushes_are_refused_and_store_nothing() {
         client.send_raw(head.as_bytes()).unwrap();
         client.send_raw(body).unwrap();
         let answer = client.read_response(false).unwrap();
-        assert!(matches!(answer.status, 400 | 501), "{} to {}", answer.status, body.escape_ascii());
+        assert_eq!(answer.status, 400, "to {}", body.escape_ascii());
         assert!(answer.json()["error"].is_string());
     }
     assert!(client.pop("bin").is_empty(), "nothing stored, and the connection goes on");

@@ -1,11 +1,14 @@
 //! Everything at once: many commands on their way, disks that fail, crashes in the middle of
 //! anything. What was answered is held against the ledger; at the end everything is read.
 
+mod crowd;
+
 use crate::disk::{Crash, Faults};
 use crate::for_seeds;
 use crate::ledger::{Ledger, PopSent};
-use crate::workload::{Delivery, Held, Item, Workload};
-use crate::world::{Shape, Step, World, summary};
+use crate::stored::Opener;
+use crate::workload::{Delivery, Group, Held, Item, Workload};
+use crate::world::{Shape, Step, World, all_keys, summary};
 use lanemq::base::buf::HeapBuf;
 use lanemq::base::ids::{LeaseId, MessageId, PartitionId};
 use lanemq::base::prng::Prng;
@@ -83,6 +86,9 @@ fn run(seed: u64) -> Result<u64, String> {
     let mut chaos = chaos_of(seed, 0xC405);
     let flavor = chaos.flavor;
     chaos.world.boot(false)?;
+    for (queue, patch) in chaos.work.encrypting() {
+        chaos.send_configure(queue, patch)?;
+    }
     let steps = 80 + chaos.work.prng.below(320);
     let told = |chaos: &Chaos, why: String| format!("step {} of {flavor:?}: {why}", chaos.step);
     for _ in 0..steps {
@@ -160,14 +166,25 @@ impl Chaos {
         self.send_push(items)
     }
 
-    fn send_push(&mut self, items: Vec<Item>) -> Step {
-        let numbers = self.ledger.push(&items);
+    fn send_push(&mut self, mut items: Vec<Item>) -> Step {
+        let groups = self.work.framed(self.world.now.wall_us, &mut items);
+        let numbers = self.ledger.push(&items, groups.as_deref());
         let shard = self.shard();
         let borrowed: Vec<PushItem<'_>> = items.iter().map(Item::borrowed).collect();
-        let token = self.world.command(shard, Command::Push(&borrowed))?;
+        let command = match &groups {
+            None => Command::Push(&borrowed),
+            Some(groups) => {
+                Command::PushFrames(groups.iter().map(|g| g.borrowed(&items)).collect())
+            }
+        };
+        let token = self.world.command(shard, command)?;
         self.say(|| {
             let show = |i: &Item| format!("{}/{} {:?}", i.queue, i.partition, i.transaction_id);
-            format!("{token} push {numbers:?} {:?}", items.iter().map(show).collect::<Vec<_>>())
+            let places = |groups: &Vec<Group>| -> Vec<_> {
+                groups.iter().map(|g| g.places.clone()).collect()
+            };
+            let (cuts, items) = (groups.as_ref().map(places), items.iter().map(show));
+            format!("{token} push {cuts:?} {numbers:?} {:?}", items.collect::<Vec<_>>())
         });
         self.open.insert(token, Sent::Push { items, numbers });
         Ok(())
@@ -202,7 +219,7 @@ impl Chaos {
         }
         let shard = self.shard();
         let request = AckRequest { group: group.clone().into(), items: items.clone() };
-        let token = self.world.command(shard, Command::Ack(request))?;
+        let token = self.world.command(shard, Command::Ack(&request))?;
         self.say(|| format!("{token} ack {group} {items:?}"));
         self.open.insert(token, Sent::Ack { group, items });
         Ok(())
@@ -464,17 +481,17 @@ impl Chaos {
     // ---- what must be durable when it is answered
 
     fn look_message(&self, id: MessageId) -> Step {
-        let mut found = false;
+        let mut opener = Opener::new(all_keys());
+        let mut found = Ok(false);
         for shard in 0..usize::from(self.world.shape.shards) {
             self.world.durable_records(shard, &mut |record| {
-                let batch = record.kind == records::BATCH;
-                found |= batch && !found && record.body.windows(16).any(|bytes| *bytes == id.0);
+                if record.kind == records::BATCH && found == Ok(false) {
+                    let batch = opener.record(PartitionId(record.key), record.body);
+                    found = batch.map(|batch| batch.messages.iter().any(|m| m.id == id));
+                }
             })?;
-            if found {
-                break;
-            }
         }
-        match found {
+        match found? {
             true => Ok(()),
             false => Err(format!("NOT DURABLE: message {id:?} is answered")),
         }
@@ -639,6 +656,7 @@ impl Chaos {
                 partition: "p".into(),
                 transaction_id: None,
                 payload: b"[0,\"\"]".to_vec(),
+                id: None,
             }];
             let borrowed: Vec<PushItem<'_>> = items.iter().map(Item::borrowed).collect();
             match self.ask(Command::Push(&borrowed))? {
@@ -716,61 +734,6 @@ impl Chaos {
             other => Err(format!("a listing of dead letters is {other:?}")),
         }
     }
-}
-
-/// Many consumers wait, one message comes at a time: the most claims without a result that any
-/// push set off, and how often it was more than one.
-fn crowd(seed: u64) -> Result<u64, String> {
-    let mut chaos = chaos_of(seed, 0xC20D);
-    let (queues, groups, waiters) = (1 + seed % 2, 1 + seed % 3, 10 + seed % 40);
-    (chaos.work.queues, chaos.work.groups) = (queues, groups);
-    chaos.world.boot(false)?;
-    let (mut worst, mut many, pushes) = (0, 0, 100);
-    let mut before = 0;
-    for push in 0..pushes {
-        while (chaos.open.len() as u64) < waiters {
-            let request = PopRequest {
-                target: PopTarget::Queue(chaos.work.queue().into()),
-                group: chaos.work.group().into(),
-                batch: Some(1),
-                partitions: Some(1),
-                auto_ack: chaos.work.prng.chance(50),
-                wait_ms: Some(60_000),
-                lease_seconds: Some(30),
-                subscription: Subscription::All,
-                autopilot: false,
-            };
-            let shard = chaos.shard();
-            chaos.send_pop(shard, request)?;
-            for _ in 0..chaos.work.prng.below(6) {
-                chaos.world.move_one()?;
-            }
-        }
-        let items = chaos.work.push().into_iter().take(1).collect();
-        chaos.send_push(items)?;
-        chaos.world.settle()?;
-        chaos.take_replies()?;
-        chaos.world.settle()?;
-        let empty: u64 = chaos.stats()?.iter().map(|s| s.empty_claims).sum();
-        chaos.take_replies()?;
-        // The first pushes make queues and registrations.
-        if push >= 10 {
-            worst = worst.max(empty - before);
-            many += u64::from(empty - before > 1);
-        }
-        before = empty;
-    }
-    if many > pushes / 100 {
-        return Err(format!(
-            "{many} of {pushes} pushes had more than one empty claim, up to {worst}"
-        ));
-    }
-    Ok(chaos.world.trace())
-}
-
-#[test]
-fn claims_are_few() {
-    for_seeds("claims_are_few", 20, crowd);
 }
 
 #[test]

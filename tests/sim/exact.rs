@@ -6,23 +6,25 @@
 //!
 //! At each rest no waiting pop may have something to claim: no wake-up is lost.
 
+mod push;
+
 use crate::disk::Crash;
 use crate::for_seeds;
-use crate::model::{Expected, Message, Model, Queue, Taken};
-use crate::workload::{Delivery, Held, Item, Workload};
-use crate::world::{Shape, Step, World, summary};
+use crate::model::{Message, Model, Queue, Taken};
+use crate::stored::{self, Opener};
+use crate::workload::{Delivery, Held, Workload};
+use crate::world::{Shape, Step, World, all_keys, summary};
 use lanemq::base::buf::HeapBuf;
 use lanemq::base::ids::{LeaseId, MessageId};
 use lanemq::base::prng::Prng;
 use lanemq::base::uuid;
 use lanemq::model::command::{
     AckItem, AckRequest, Command, ConfigureRequest, DeadLetterQuery, PopRequest, PopTarget,
-    PushItem, ReadRequest, Subscription,
+    ReadRequest, Subscription,
 };
-use lanemq::model::error::ErrorCode;
-use lanemq::model::frame::{self, BATCH_HEAD_BYTES, BatchHead};
-use lanemq::model::options::QueueOptions;
-use lanemq::model::reply::{Claim, PopReply, PushResult, Reply};
+use lanemq::model::options::{OptionsPatch, QueueOptions};
+use lanemq::model::reply::{Claim, PopReply, Reply};
+use lanemq::proto::pop;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 /// A partition and a lease: what an ack judges together.
@@ -51,24 +53,42 @@ struct Exact {
     /// Groups of discovery pops that waited. Such a pop may be served twice and give the second
     /// claim back, which ends a lapsed lease unseen: an ack without a lease would tell.
     unseen: BTreeSet<String>,
+    opener: Opener,
+    /// The broker's own, as its connections have it.
+    shows: pop::Opener,
+    /// Messages seen in batches that had to be a client's bytes, and in those that could not.
+    kept: usize,
+    recoded: usize,
     talk: bool,
 }
 
 fn run(seed: u64) -> Result<u64, String> {
+    live(seed).map(|exact| exact.world.trace())
+}
+
+/// A world that has come to its end.
+fn live(seed: u64) -> Result<Exact, String> {
     let mut root = Prng::new(seed.wrapping_mul(0x9E37_79B9) ^ 0xE8AC);
     let mut prng = root.fork(1);
     let shape = Shape::pick(&mut prng);
     let world = World::new(shape, root.fork(2), root.fork(3));
     let mut exact = Exact {
         world,
-        model: Model::default(),
+        model: Model { has_key: shape.has_key, ..Model::default() },
         work: Workload::new(prng),
         waiters: BTreeMap::new(),
         lost: Vec::new(),
         unseen: BTreeSet::new(),
+        opener: Opener::new(all_keys()),
+        shows: pop::Opener::new(all_keys()),
+        kept: 0,
+        recoded: 0,
         talk: std::env::var_os("SIM_TALK").is_some(),
     };
     exact.world.boot(false)?;
+    for (queue, patch) in exact.work.encrypting() {
+        exact.configure(queue, patch)?;
+    }
     let steps = 40 + exact.work.prng.below(160);
     for step in 0..steps {
         if let Err(why) = exact.step() {
@@ -79,18 +99,22 @@ fn run(seed: u64) -> Result<u64, String> {
         }
     }
     exact.finish().map_err(|why| format!("at the end of {shape:?}: {why}"))?;
-    Ok(exact.world.trace())
+    Ok(exact)
 }
 
 impl Exact {
     fn step(&mut self) -> Step {
+        self.model.cuts.clear();
         match self.work.prng.below(100) {
             0..=29 => self.push(),
             30..=49 => self.pop(false),
             50..=59 => self.pop(true),
             60..=77 => self.ack(),
             78..=79 => self.extend(),
-            80..=82 => self.configure(),
+            80..=82 => {
+                let (queue, patch) = (self.work.queue(), self.work.options());
+                self.configure(queue, patch)
+            }
             83 => self.delete(),
             84..=85 => self.list_queues(),
             86..=87 => self.list_dead_letters(),
@@ -226,13 +250,36 @@ impl Exact {
             }
             self.model.take(now_us, request, waiter.since_us, pop.lease_id, left, &what)?;
             left -= what.end + 1 - what.start;
-            self.check_bytes(claim)?;
         }
-        Ok(())
+        let mut sealed = false;
+        for claim in &pop.claims {
+            sealed |= self.check_bytes(claim)?;
+        }
+        let one_queue = pop.claims.iter().all(|claim| claim.queue == pop.claims[0].queue);
+        if pop::fits_frames(pop) != (one_queue && !sealed) {
+            return Err(format!("framed answers and this: one queue {one_queue}, sealed {sealed}"));
+        }
+        let discovery = matches!(request.target, PopTarget::Labels { .. });
+        if self.work.prng.chance(15) { self.check_shown(pop, discovery) } else { Ok(()) }
     }
 
-    /// The delivered bytes are those that were pushed, under the right offsets.
-    fn check_bytes(&mut self, claim: &Claim<HeapBuf>) -> Step {
+    /// The JSON answer shows what was pushed.
+    fn check_shown(&mut self, pop: &PopReply<HeapBuf>, discovery: bool) -> Step {
+        let shown = stored::shown(pop, discovery, &mut self.shows)?;
+        let mut wanted = Vec::new();
+        for claim in &pop.claims {
+            for offset in claim.start.0..=claim.end.0 {
+                let message = self.message(claim, offset);
+                let (id, payload) = (message.transaction_id.clone(), message.payload.clone());
+                wanted.push((claim.partition.clone(), offset, id, payload));
+            }
+        }
+        if shown == wanted { Ok(()) } else { Err(format!("shown as {shown:?}, not {wanted:?}")) }
+    }
+
+    /// The delivered bytes are those that were pushed, under the right offsets. Whether any of
+    /// them lie encrypted.
+    fn check_bytes(&mut self, claim: &Claim<HeapBuf>) -> Result<bool, String> {
         let deletions = self.model.deletions.get(&claim.queue).copied().unwrap_or(0);
         let home = (claim.queue.clone(), claim.partition.clone(), deletions);
         let known = self.model.ids.entry(claim.partition_id).or_insert_with(|| home.clone());
@@ -244,38 +291,38 @@ impl Exact {
         if *stored.id.get_or_insert(claim.partition_id) != claim.partition_id {
             return Err("a partition changed its id".into());
         }
-        let mut next = claim.start.0;
+        let (mut next, mut sealed) = (claim.start.0, false);
         for batch in &claim.batches {
-            let bytes = batch.contiguous();
-            let head = BatchHead::decode(&bytes).ok_or("a batch without a head")?;
-            let frames: Vec<_> = frame::frames(&bytes[BATCH_HEAD_BYTES..]).collect();
-            if frames.len() != head.count as usize
-                || bytes.len() != BATCH_HEAD_BYTES + head.len as usize
-            {
-                return Err("a batch whose head lies".into());
-            }
-            for (offset, frame) in (head.base_offset.0..).zip(frames) {
+            let batch = self.opener.delivered(claim.partition_id, &batch.contiguous())?;
+            let head = &batch.head;
+            for (offset, message) in (head.base_offset.0..).zip(&batch.messages) {
                 let wanted = stored.messages.get_mut(offset as usize);
                 let wanted = wanted.ok_or("a message nobody pushed")?;
                 // An id that no answer told is learned here.
                 if wanted.id == MessageId::default() {
-                    wanted.id = frame.id;
+                    wanted.id = message.id;
                 }
-                let same = wanted.id == frame.id
-                    && wanted.payload == frame.payload
-                    && wanted.transaction_id.as_bytes() == frame.transaction_id
+                let same = wanted.id == message.id
+                    && wanted.payload == message.payload
+                    && wanted.transaction_id.as_bytes() == message.transaction_id
                     && wanted.created_us == head.created_at_us
-                    && wanted.base == head.base_offset.0;
+                    && wanted.base == head.base_offset.0
+                    && wanted.sealed == message.sealed
+                    && wanted.kept.as_ref().is_none_or(|kept| *kept == batch.bytes);
                 if !same {
                     return Err(format!("offset {offset} is not what was pushed: {wanted:?}"));
                 }
+                self.kept += usize::from(wanted.kept.is_some());
+                self.recoded +=
+                    usize::from(wanted.framed && wanted.kept.is_none() && !message.sealed);
+                sealed |= message.sealed;
                 next += u64::from(offset == next && offset <= claim.end.0);
             }
         }
         if next != claim.end.0 + 1 {
             return Err(format!("the batches of a claim end before {next}"));
         }
-        Ok(())
+        Ok(sealed)
     }
 
     /// At rest nobody waits beside something to claim.
@@ -293,96 +340,6 @@ impl Exact {
     }
 
     // ---- commands
-
-    fn push(&mut self) -> Step {
-        let items = self.work.push();
-        self.push_items(&items, 0)?;
-        self.rest()
-    }
-
-    fn push_items(&mut self, items: &[Item], tries: u32) -> Step {
-        self.say(|| {
-            let show = |i: &Item| format!("{}/{} {:?}", i.queue, i.partition, i.transaction_id);
-            format!("push {:?}", items.iter().map(show).collect::<Vec<_>>())
-        });
-        let known: Vec<String> = self.model.queues.keys().cloned().collect();
-        let mut parts: Vec<(&str, &str, Vec<usize>)> = Vec::new();
-        for (at, item) in items.iter().enumerate() {
-            match parts.iter_mut().find(|(q, p, _)| *q == item.queue && *p == item.partition) {
-                Some((_, _, places)) => places.push(at),
-                None => parts.push((&item.queue, &item.partition, vec![at])),
-            }
-        }
-        let mut expected: BTreeMap<usize, Expected> = BTreeMap::new();
-        for (queue, partition, places) in &parts {
-            let ids: Vec<(usize, Option<&str>)> =
-                places.iter().map(|at| (*at, items[*at].transaction_id.as_deref())).collect();
-            let judged = self.model.push(self.now_us(), queue, partition, &ids);
-            expected.extend(places.iter().copied().zip(judged));
-        }
-        let borrowed: Vec<PushItem<'_>> = items.iter().map(Item::borrowed).collect();
-        let results = match self.command(Command::Push(&borrowed))? {
-            Reply::Push(results) => results,
-            Reply::Refused(refusal) if refusal.code == ErrorCode::Retry && tries < 3 => {
-                return Err(format!("a push is refused at rest: {}", refusal.text));
-            }
-            other => return Err(format!("a push is answered {other:?}")),
-        };
-        self.check_push(items, &expected, &results)?;
-        for (queue, partition, places) in &parts {
-            let new = places.iter().filter(|at| matches!(expected[at], Expected::Queued(_)));
-            let new: Vec<Message> =
-                new.map(|at| message_of(&items[*at], results[*at].id())).collect();
-            let empty = new.is_empty();
-            if !empty {
-                self.model.append(self.now_us(), queue, partition, new);
-                self.looked();
-            }
-        }
-        for (queue, ..) in parts {
-            if !known.iter().any(|name| *name == queue) {
-                self.appeared();
-            }
-        }
-        Ok(())
-    }
-
-    fn check_push(
-        &self,
-        items: &[Item],
-        expected: &BTreeMap<usize, Expected>,
-        results: &[PushResult],
-    ) -> Step {
-        if results.len() != items.len() {
-            return Err(format!("{} results for {} items", results.len(), items.len()));
-        }
-        for (at, result) in results.iter().enumerate() {
-            let right = match (&expected[&at], result) {
-                (Expected::Queued(wanted), PushResult::Queued { offset, .. }) => {
-                    *wanted == offset.0
-                }
-                (Expected::Duplicate(wanted, original), PushResult::Duplicate { id, offset }) => {
-                    let known = *original != MessageId::default();
-                    *wanted == offset.0 && (!known || original == id)
-                }
-                (Expected::DuplicateOf(first), PushResult::Duplicate { id, offset }) => {
-                    match &results[*first] {
-                        PushResult::Queued { id: i, offset: o }
-                        | PushResult::Duplicate { id: i, offset: o } => i == id && o == offset,
-                        PushResult::Error { .. } => false,
-                    }
-                }
-                _ => false,
-            };
-            if !right {
-                return Err(format!(
-                    "item {at} {:?}: {result:?}, not {:?}",
-                    items[at], expected[&at]
-                ));
-            }
-        }
-        Ok(())
-    }
 
     /// A partition was written to: pops that wait for it look, even where it is still held back.
     fn looked(&mut self) {
@@ -475,7 +432,7 @@ impl Exact {
         }
         let shown = items.clone();
         let request = AckRequest { group: group.into(), items };
-        let reply = self.command(Command::Ack(request))?;
+        let reply = self.command(Command::Ack(&request))?;
         let Reply::Ack(results) = reply else {
             return Err(format!("an ack is answered {reply:?}"));
         };
@@ -509,8 +466,7 @@ impl Exact {
         }
     }
 
-    fn configure(&mut self) -> Step {
-        let (queue, patch) = (self.work.queue(), self.work.options());
+    fn configure(&mut self, queue: String, patch: OptionsPatch) -> Step {
         self.say(|| format!("configure {queue} {patch:?}"));
         let stored = self.model.queues.get(&queue).map(|q| q.options.clone());
         let wanted: QueueOptions = patch.clone().apply(stored.as_ref());
@@ -586,15 +542,15 @@ impl Exact {
             let stored = &self.model.queues[&queue].partitions[&dead.partition];
             let message = &stored.messages[dead.offset as usize];
             let found = rows.iter().filter(|row| {
-                let bytes = row.frame.contiguous();
-                let frame = frame::split_frame(&bytes);
+                let stored = self.opener.frame(row.partition_id, &row.frame.contiguous());
                 (row.partition.as_str(), row.group.as_str(), row.offset.0)
                     == (dead.partition.as_str(), dead.group.as_str(), dead.offset)
                     && (row.error.as_str(), row.retry_count, row.failed_at_us)
                         == (dead.error.as_str(), dead.retry_count, dead.failed_us)
                     && row.created_at_us == message.created_us
-                    && frame
-                        .is_some_and(|(f, rest)| f.payload == message.payload && rest.is_empty())
+                    && stored.is_ok_and(|stored| {
+                        (stored.id, stored.payload) == (message.id, message.payload.clone())
+                    })
             });
             if found.count() != 1 {
                 return Err(format!("dead letter {dead:?} is not listed once"));
@@ -743,17 +699,6 @@ fn taken(claim: &Claim<HeapBuf>) -> Taken {
     }
 }
 
-fn message_of(item: &Item, id: MessageId) -> Message {
-    let minted = || uuid::to_string(&id.0);
-    Message {
-        id,
-        transaction_id: item.transaction_id.clone().unwrap_or_else(minted),
-        payload: item.payload.clone(),
-        created_us: 0,
-        base: 0,
-    }
-}
-
 #[test]
 fn broker_is_exact() {
     for_seeds("broker_is_exact", 200, run);
@@ -765,4 +710,21 @@ fn exact_same_seed_same_trace() {
         assert_eq!(run(seed), run(seed));
     }
     assert_ne!(run(1), run(2));
+}
+
+/// The worlds meet what they are there for: every way in which a batch can be stored.
+#[test]
+fn exact_meets_every_form() {
+    let (mut kept, mut recoded, mut plain, mut compressed, mut sealed) = (0, 0, 0, 0, 0);
+    for seed in 0..12 {
+        let exact = live(seed).unwrap();
+        (kept, recoded) = (kept + exact.kept, recoded + exact.recoded);
+        let opened = exact.opener.opened;
+        plain += opened.plain;
+        compressed += opened.compressed;
+        sealed += opened.sealed;
+    }
+    let met = [kept, recoded, plain, compressed, sealed];
+    println!("kept, recoded, plain, compressed, sealed: {met:?}");
+    assert!(met.iter().all(|count| *count >= 100), "{met:?}");
 }

@@ -5,12 +5,14 @@
 //! Where an outcome is not known (no answer came before a crash, a refusal) the ledger allows
 //! both. Times are wall time in microseconds; a step is one choice of the world.
 
-use crate::workload::Item;
+use crate::stored::{Opener, Stored};
+use crate::workload::{Group, Item};
+use crate::world::all_keys;
 use lanemq::base::buf::HeapBuf;
 use lanemq::base::ids::{LeaseId, MessageId, PartitionId};
 use lanemq::base::uuid;
 use lanemq::model::command::{AckStatus, PopRequest};
-use lanemq::model::frame::{self, BATCH_HEAD_BYTES, BatchHead, Frame};
+use lanemq::model::frame::BatchHead;
 use lanemq::model::reply::{Claim, PopReply, PushResult};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +29,8 @@ enum Fate {
 #[derive(Debug)]
 struct Pushed {
     item: Item,
-    request: u64,
+    /// What is stored whole or not at all: the request's items of its partition, or its group.
+    unit: u64,
     /// Deletions of its queue begun before it was sent; `None`: one was on its way.
     deletions: Option<u64>,
     fate: Fate,
@@ -84,7 +87,6 @@ pub struct PopSent {
     pub at_us: i64,
 }
 
-#[derive(Default)]
 pub struct Ledger {
     pushed: BTreeMap<u64, Pushed>,
     seen: BTreeMap<PartitionId, BTreeMap<u64, Seen>>,
@@ -105,8 +107,9 @@ pub struct Ledger {
     blind: BTreeSet<(String, String)>,
     /// Dead letters that an ack reported.
     filed: BTreeSet<(PartitionId, String, String)>,
-    requests: u64,
+    units: u64,
     reads_fail: bool,
+    opener: Opener,
 }
 
 /// The number each payload begins with.
@@ -118,20 +121,38 @@ pub fn number_of(payload: &[u8]) -> Option<u64> {
 impl Ledger {
     /// With `reads_fail`, an original may be unreadable when its duplicate comes.
     pub fn new(reads_fail: bool) -> Self {
-        Self { reads_fail, ..Self::default() }
+        Self {
+            pushed: BTreeMap::new(),
+            seen: BTreeMap::new(),
+            homes: BTreeMap::new(),
+            places: BTreeMap::new(),
+            readers: BTreeMap::new(),
+            deletions: BTreeMap::new(),
+            deleting: Vec::new(),
+            dead: BTreeMap::new(),
+            retained: BTreeSet::new(),
+            windows: BTreeMap::new(),
+            blind: BTreeSet::new(),
+            filed: BTreeSet::new(),
+            units: 0,
+            reads_fail,
+            opener: Opener::new(all_keys()),
+        }
     }
 
     // ---- pushes
 
-    pub fn push(&mut self, items: &[Item]) -> Vec<u64> {
-        self.requests += 1;
+    pub fn push(&mut self, items: &[Item], groups: Option<&[Group]>) -> Vec<u64> {
+        self.units += 1;
         let mut numbers = Vec::new();
-        for item in items {
+        for (at, item) in items.iter().enumerate() {
+            let begins = |g: &Group| at > 0 && g.places.start == at;
+            self.units += u64::from(groups.is_some_and(|groups| groups.iter().any(begins)));
             let number = number_of(&item.payload).expect("payloads are numbered");
             let begun = self.deletions.get(&item.queue).copied().unwrap_or(0);
             let deletions = (!self.deleting.contains(&item.queue)).then_some(begun);
-            let request = self.requests;
-            let pushed = Pushed { item: item.clone(), request, deletions, fate: Fate::Unknown };
+            let unit = self.units;
+            let pushed = Pushed { item: item.clone(), unit, deletions, fate: Fate::Unknown };
             self.pushed.insert(number, pushed);
             numbers.push(number);
         }
@@ -154,6 +175,9 @@ impl Ledger {
             let intact =
                 Some(begun) == pushed.deletions && !self.retained.contains(&pushed.item.queue);
             match result {
+                PushResult::Queued { id, .. } if pushed.item.id.is_some_and(|own| own != *id) => {
+                    return Err(format!("{:?} is answered with id {id:?}", pushed.item));
+                }
                 PushResult::Queued { id, offset } => {
                     pushed.fate = Fate::Stored(offset.0, *id);
                     if intact {
@@ -197,15 +221,16 @@ impl Ledger {
         &mut self,
         claim: &Claim<HeapBuf>,
         offset: u64,
-        frame: &Frame<'_>,
+        stored: &Stored,
         head: &BatchHead,
     ) -> Step {
-        let number = number_of(frame.payload).ok_or("a payload nobody pushed")?;
+        let number = number_of(&stored.payload).ok_or("a payload nobody pushed")?;
         let pushed = self.pushed.get(&number).ok_or("a message nobody pushed")?;
-        let id_text = uuid::to_string(&frame.id.0);
+        let id_text = uuid::to_string(&stored.id.0);
         let id = pushed.item.transaction_id.as_deref().unwrap_or(&id_text);
-        if pushed.item.payload != frame.payload
-            || id.as_bytes() != frame.transaction_id
+        if pushed.item.payload != stored.payload
+            || pushed.item.id.is_some_and(|own| own != stored.id)
+            || id.as_bytes() != stored.transaction_id
             || (&pushed.item.queue, &pushed.item.partition) != (&claim.queue, &claim.partition)
         {
             return Err(format!("message {number} is not what was pushed: {:?}", pushed.item));
@@ -215,7 +240,7 @@ impl Ledger {
             return Err(format!("partition id {} has two homes", claim.partition_id));
         }
         let (created_us, base) = (head.created_at_us, head.base_offset.0);
-        let seen = Seen { number, id: frame.id, created_us, base };
+        let seen = Seen { number, id: stored.id, created_us, base };
         let place = (claim.partition_id, offset);
         if *self.places.entry(number).or_insert(place) != place {
             return Err(format!("message {number} is at {place:?} and {:?}", self.places[&number]));
@@ -241,11 +266,9 @@ impl Ledger {
         for claim in &pop.claims {
             let mut next = claim.start.0;
             for batch in &claim.batches {
-                let bytes = batch.contiguous();
-                let head = BatchHead::decode(&bytes).ok_or("a batch without a head")?;
-                let frames = frame::frames(&bytes[BATCH_HEAD_BYTES..]);
-                for (offset, frame) in (head.base_offset.0..).zip(frames) {
-                    self.see(claim, offset, &frame, &head)?;
+                let batch = self.opener.delivered(claim.partition_id, &batch.contiguous())?;
+                for (offset, stored) in (batch.head.base_offset.0..).zip(&batch.messages) {
+                    self.see(claim, offset, stored, &batch.head)?;
                     next += u64::from(offset == next && offset <= claim.end.0);
                 }
             }
@@ -279,11 +302,13 @@ impl Ledger {
         // Without a given length, the shortest that any queue is configured with here.
         let length_us = i64::from(sent.request.lease_seconds.unwrap_or(1)) * 1_000_000;
         let mine_until_us = sent.at_us + length_us;
+        // An ack without a lease may have ended this one before its answer came.
+        let over = reader.unfenced_open > 0 || reader.unfenced.is_some_and(|s| s >= sent.step);
         for other in &reader.leases {
             let live = other.is_sure() && other.sure_until_us > now_us;
             let clash = match lease {
                 // Its own lease may have ended before the other was granted.
-                Some(id) => other.id != id && mine_until_us > other.answered_us,
+                Some(id) => other.id != id && !over && mine_until_us > other.answered_us,
                 None => end >= other.start,
             };
             if live && clash {
@@ -292,8 +317,6 @@ impl Ledger {
         }
         match lease {
             Some(id) => {
-                let over =
-                    reader.unfenced_open > 0 || reader.unfenced.is_some_and(|s| s >= sent.step);
                 reader.leases.retain(|l| l.sure_until_us > now_us);
                 reader.leases.push(LeaseSeen {
                     id,
@@ -558,13 +581,13 @@ impl Ledger {
         Ok(())
     }
 
-    /// The items of one request for one partition are all there or none is, but for duplicates.
+    /// The items of one unit for one partition are all there or none is, but for duplicates.
     fn check_whole(&self, live: &BTreeMap<PartitionId, u64>) -> Step {
         let mut parts: BTreeMap<(u64, &str, &str), Vec<u64>> = BTreeMap::new();
         // Retention may have taken a part before anybody saw it.
         let kept = self.pushed.iter().filter(|(_, p)| !self.retained.contains(&p.item.queue));
         for (number, pushed) in kept {
-            let key = (pushed.request, pushed.item.queue.as_str(), pushed.item.partition.as_str());
+            let key = (pushed.unit, pushed.item.queue.as_str(), pushed.item.partition.as_str());
             parts.entry(key).or_default().push(*number);
         }
         for numbers in parts.values() {
@@ -588,15 +611,23 @@ impl Ledger {
     }
 
     /// Rows of the dead letter listing: partition, group, offset, frame.
-    pub fn dead_letters(&self, queue: &str, rows: &[(PartitionId, String, u64, Vec<u8>)]) -> Step {
+    pub fn dead_letters(
+        &mut self,
+        queue: &str,
+        rows: &[(PartitionId, String, u64, Vec<u8>)],
+    ) -> Step {
         let mut listed = BTreeSet::new();
         for (partition, group, offset, bytes) in rows {
             if !listed.insert((*partition, group, *offset)) {
                 return Err(format!("{partition} {offset} is filed twice for {group}"));
             }
-            let frame = frame::split_frame(bytes).map(|(f, _)| f.id);
+            let stored = self.opener.frame(*partition, bytes)?;
             let seen = self.seen.get(partition).and_then(|s| s.get(offset));
-            if seen.is_none() || seen.map(|s| s.id) != frame {
+            let same = |s: &Seen| {
+                s.id == stored.id && self.pushed[&s.number].item.payload == stored.payload
+            };
+            // A nack without a lease may have named a message that was not delivered yet.
+            if !seen.is_none_or(same) {
                 return Err(format!("the dead letter {partition} {offset} is not its message"));
             }
         }

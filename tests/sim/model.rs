@@ -4,6 +4,7 @@
 //! what each answer must be; where the rules leave a choice (which claimable partition a pop
 //! gets), it judges the choice that was made.
 
+use bytes::Bytes;
 use lanemq::base::ids::{LeaseId, MessageId, PartitionId};
 use lanemq::model::command::{AckItem, AckStatus, PopRequest, PopTarget, QUEUE_MODE, Subscription};
 use lanemq::model::options::QueueOptions;
@@ -23,6 +24,12 @@ pub struct Message {
     pub created_us: i64,
     /// First offset of the append that stored it.
     pub base: u64,
+    /// It lies encrypted.
+    pub sealed: bool,
+    /// Its client built the frame.
+    pub framed: bool,
+    /// The client's compressed group that its batch is, byte for byte.
+    pub kept: Option<Bytes>,
 }
 
 #[derive(Clone, Default, Debug)]
@@ -103,6 +110,11 @@ impl Queue {
 #[derive(Default, Debug)]
 pub struct Model {
     pub queues: BTreeMap<String, Queue>,
+    /// One past the end of each append of the push under way: queue, partition, offset. Each
+    /// becomes visible by itself, so a pop that waits may be given the first and not the next.
+    pub cuts: BTreeSet<(String, String, u64)>,
+    /// The broker has a key: what queues that encrypt store is sealed.
+    pub has_key: bool,
     /// Every partition id ever seen, and whose it was.
     pub ids: BTreeMap<PartitionId, (String, String, u64)>,
     /// How often each name was deleted.
@@ -169,15 +181,29 @@ impl Model {
         out
     }
 
-    /// Stores what one append stored.
-    pub fn append(&mut self, now_us: i64, queue: &str, partition: &str, new: Vec<Message>) {
+    /// Stores what one append stored. `packed` is the client's compressed group, if all of it is
+    /// new: kept as it came unless it must be encrypted.
+    pub fn append(
+        &mut self,
+        now_us: i64,
+        queue: &str,
+        partition: &str,
+        new: Vec<Message>,
+        packed: Option<Bytes>,
+    ) {
         let implicit = || Queue::new(QueueOptions::implicit(queue));
-        let queue = self.queues.entry(queue.to_owned()).or_insert_with(implicit);
-        let partition = queue.partitions.entry(partition.to_owned()).or_default();
+        let stored = self.queues.entry(queue.to_owned()).or_insert_with(implicit);
+        let sealed = self.has_key && stored.options.encryption_enabled;
+        let kept = packed.filter(|_| !sealed);
+        let name = partition;
+        let partition = stored.partitions.entry(name.to_owned()).or_default();
         let last = partition.messages.last().map_or(i64::MIN, |m| m.created_us);
         let (created_us, base) =
             (now_us.max(last.saturating_add(1)), partition.messages.len() as u64);
-        partition.messages.extend(new.into_iter().map(|m| Message { created_us, base, ..m }));
+        let stored = |m| Message { created_us, base, sealed, kept: kept.clone(), ..m };
+        partition.messages.extend(new.into_iter().map(stored));
+        let end = partition.messages.len() as u64;
+        self.cuts.insert((queue.to_owned(), name.to_owned(), end));
     }
 
     // ---- pop
@@ -317,6 +343,8 @@ impl Model {
         let (from, to) = self
             .claimable(now_us, request, since_us, queue, partition)
             .ok_or_else(|| format!("{queue}/{partition} was not claimable, {taken:?}"))?;
+        let cut = self.cuts.contains(&(queue.to_owned(), partition.to_owned(), taken.end + 1));
+        let to = if cut { to.min(taken.end + 1) } else { to };
         let to = to.min(from + left);
         if (taken.start, taken.end + 1) != (from, to) {
             return Err(format!("{taken:?} should be {from}..={}", to - 1));

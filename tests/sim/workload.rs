@@ -1,13 +1,17 @@
 //! What clients ask for: small names, many repeats, so that everything meets everything.
 
-use lanemq::base::ids::{LeaseId, PartitionId};
+use bytes::Bytes;
+use lanemq::base::ids::{LeaseId, MessageId, PartitionId};
 use lanemq::base::prng::Prng;
 use lanemq::base::uuid;
 use lanemq::model::command::{
-    AckItem, AckStatus, PopRequest, PopTarget, PushItem, QUEUE_MODE, Subscription,
+    AckItem, AckStatus, FrameGroup, PopRequest, PopTarget, PushItem, QUEUE_MODE, Subscription,
 };
+use lanemq::model::frame;
 use lanemq::model::options::{OptionsPatch, Setting};
+use lanemq::model::peer::PushPiece;
 use std::collections::VecDeque;
+use std::ops::Range;
 
 const QUEUES: [&str; 5] = ["a.x.1", "a.y.2", "b.x.3", "plain", "a.x.4"];
 const PARTITIONS: [&str; 6] = ["Default", "p1", "p2", "p3", "p4", "p5"];
@@ -21,6 +25,25 @@ pub struct Item {
     pub partition: String,
     pub transaction_id: Option<String>,
     pub payload: Vec<u8>,
+    /// The message id, where the client made it: in a frame.
+    pub id: Option<MessageId>,
+}
+
+/// Neighbouring items of one partition, framed and compressed by the client.
+pub struct Group {
+    /// Places in the push.
+    pub places: Range<usize>,
+    pub frames: Vec<u8>,
+    pub packed: Bytes,
+}
+
+impl Group {
+    pub fn borrowed<'a>(&self, items: &'a [Item]) -> FrameGroup<'a> {
+        let first = &items[self.places.start];
+        let (frames, packed) = (self.frames.clone(), self.packed.clone());
+        let piece = PushPiece { frames, count: self.places.len() as u32, packed };
+        FrameGroup { queue: &first.queue, partition: &first.partition, piece }
+    }
 }
 
 impl std::fmt::Debug for Item {
@@ -63,6 +86,9 @@ pub struct Workload {
     pub partitions: u64,
     pub groups: u64,
     next: u64,
+    /// Pushes that come as frames, in percent.
+    framed: u64,
+    packer: zstd::bulk::Compressor<'static>,
     /// Ids pushed lately, with their queue and partition.
     recent: VecDeque<(String, String, String)>,
     /// Claims that clients hold.
@@ -75,6 +101,8 @@ impl Workload {
             queues: 1 + prng.below(QUEUES.len() as u64),
             partitions: 1 + prng.below(PARTITIONS.len() as u64),
             groups: 1 + prng.below(GROUPS.len() as u64),
+            framed: [10, 40, 80][prng.below(3) as usize],
+            packer: zstd::bulk::Compressor::new(1).unwrap(),
             prng,
             next: 0,
             recent: VecDeque::new(),
@@ -133,7 +161,41 @@ impl Workload {
     /// The same item sent again: another payload, so that it shows which of them was stored.
     pub fn renewed(&mut self, item: Item) -> Item {
         let (_, payload) = self.payload();
-        Item { payload, ..item }
+        Item { payload, id: None, ..item }
+    }
+
+    /// Sometimes a push comes as frames that its client built: cut into groups, the same
+    /// partition often in several of them. Its items get the ids that a client mints.
+    pub fn framed(&mut self, now_us: i64, items: &mut [Item]) -> Option<Vec<Group>> {
+        if !self.prng.chance(self.framed) {
+            return None;
+        }
+        let (mut groups, mut from) = (Vec::new(), 0);
+        while from < items.len() {
+            let home = |item: &Item| (item.queue.clone(), item.partition.clone());
+            let mut to = from + 1;
+            while to < items.len() && home(&items[to]) == home(&items[from]) {
+                if self.prng.chance(15) {
+                    break;
+                }
+                to += 1;
+            }
+            groups.push(self.pack(now_us, from..to, items));
+            from = to;
+        }
+        Some(groups)
+    }
+
+    fn pack(&mut self, now_us: i64, places: Range<usize>, items: &mut [Item]) -> Group {
+        let mut frames = Vec::new();
+        for item in &mut items[places.clone()] {
+            let id = MessageId(uuid::mint_v7(now_us, &mut self.prng));
+            item.id = Some(id);
+            let given = item.transaction_id.get_or_insert_with(|| uuid::to_string(&id.0));
+            frame::write_frame(&mut frames, id, given.as_bytes(), &item.payload);
+        }
+        let packed = self.packer.compress(&frames).unwrap();
+        Group { places, frames, packed: packed.into() }
     }
 
     fn item(&mut self, queue: &str, partition: &str) -> Item {
@@ -143,6 +205,7 @@ impl Workload {
             partition: partition.to_owned(),
             transaction_id: None,
             payload,
+            id: None,
         };
         match self.prng.below(100) {
             0..=24 => {}
@@ -265,11 +328,22 @@ impl Workload {
         }
     }
 
+    /// The queues of this seed that encrypt from the start.
+    pub fn encrypting(&mut self) -> Vec<(String, OptionsPatch)> {
+        let names = self.queue_names().iter().filter(|_| self.prng.chance(40));
+        let patch = |name: &&'static str| {
+            let mut patch = OptionsPatch::keep();
+            patch.encryption_enabled = Setting::Set(true);
+            ((*name).to_owned(), patch)
+        };
+        names.map(patch).collect()
+    }
+
     /// Options that matter to the path of messages; labels stay as they are.
     pub fn options(&mut self) -> OptionsPatch {
         let mut patch = OptionsPatch::keep();
         let p = &mut self.prng;
-        match p.below(8) {
+        match p.below(9) {
             0 => patch.retry_limit = Setting::Set(p.below(3) as u32),
             1 => patch.lease_seconds = Setting::Set(1 + p.below(20) as u32),
             2 => patch.dedup_window_seconds = Setting::Set([0, 2, 60, 3_600][p.below(4) as usize]),
@@ -281,6 +355,7 @@ impl Workload {
                 patch.dlq_after_max_retries = Setting::Set(p.chance(20));
             }
             6 => patch.retry_limit = Setting::Reset,
+            7 => patch.encryption_enabled = Setting::Set(p.chance(60)),
             _ => {
                 patch.delayed_processing_seconds = Setting::Set(0);
                 patch.window_buffer_seconds = Setting::Reset;

@@ -23,8 +23,16 @@ pub type Step = Result<(), String>;
 
 /// Identity of the simulated data directory.
 const DIRECTORY: [u8; 16] = *b"a data directory";
+/// The key of the first lives, and the one that may take its place.
+const FIRST_KEY: &str = "000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f";
+const SECOND_KEY: &str = "f0e0d0c0b0a090807060504030201000f0e0d0c0b0a090807060504030201000";
 /// More moves than any settling takes; beyond, the shards are sending each other in circles.
 const MOVES_MAX: usize = 200_000;
+
+/// Both keys: opens whatever any life has sealed.
+pub fn all_keys() -> Keys {
+    Keys::from_hex(Some(SECOND_KEY), Some(FIRST_KEY)).expect("two keys")
+}
 
 /// What differs between worlds.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +40,10 @@ pub struct Shape {
     pub shards: u16,
     pub segment_bytes: u64,
     pub tail_bytes: usize,
+    /// Batches that the broker frames are compressed from this many bytes on.
+    pub compress_bytes: Option<usize>,
+    /// The broker has a key, so that queues can encrypt.
+    pub has_key: bool,
 }
 
 impl Shape {
@@ -40,6 +52,8 @@ impl Shape {
             shards: 1 + prng.below(4) as u16,
             segment_bytes: [64 << 10, 64 << 10, 128 << 10][prng.below(3) as usize],
             tail_bytes: [0, 8 << 10, 64 << 10, 1 << 20][prng.below(4) as usize],
+            compress_bytes: [None, None, Some(1), Some(400)][prng.below(4) as usize],
+            has_key: prng.chance(50),
         }
     }
 }
@@ -60,6 +74,8 @@ pub struct World {
     /// Tokens without an answer, with the shard that owes it.
     open: BTreeMap<u64, usize>,
     next_token: u64,
+    /// The operator has put the second key in the place of the first.
+    second_key: bool,
     trace: u64,
     /// Print what crosses the mesh: `SIM_MESH=1`.
     talk: bool,
@@ -81,6 +97,7 @@ impl World {
             unflushed: vec![false; shards],
             open: BTreeMap::new(),
             next_token: 0,
+            second_key: false,
             trace: 0,
             talk: std::env::var_os("SIM_MESH").is_some(),
         }
@@ -130,9 +147,17 @@ impl World {
             segment_bytes: self.shape.segment_bytes,
             memory_bytes: 1 << 20,
             tail_bytes: self.shape.tail_bytes,
-            compress_bytes: None,
-            keys: Keys::default(),
+            compress_bytes: self.shape.compress_bytes,
+            keys: self.keys(),
             entropy: self.power.next_u64(),
+        }
+    }
+
+    fn keys(&self) -> Keys {
+        match (self.shape.has_key, self.second_key) {
+            (false, _) => Keys::default(),
+            (true, false) => Keys::from_hex(Some(FIRST_KEY), None).expect("a key"),
+            (true, true) => all_keys(),
         }
     }
 
@@ -188,6 +213,7 @@ impl World {
         for disk in &mut self.disks {
             disk.crash(kind, &mut self.power);
         }
+        self.second_key |= self.power.chance(20);
         self.now.mono_us = self.power.below(1 << 40);
         self.now.wall_us += 1_000 + self.power.below(20_000) as i64;
     }
