@@ -127,7 +127,7 @@ impl<B: IoBuf> Shard<B> {
                 continue;
             };
             let at = parts.iter().position(|(known, _)| *known == shard).unwrap_or_else(|| {
-                parts.push((shard, PeerAcks::default()));
+                parts.push((shard, PeerAcks::with_capacity(request.items.len())));
                 parts.len() - 1
             });
             if *lease_text != *item.lease_id {

@@ -186,14 +186,15 @@ impl<B: IoBuf> Shard<B> {
     /// Groups the items by partition and frames them.
     fn split(&mut self, now: Now, items: &[PushItem<'_>]) -> Vec<PushPart> {
         let mut parts = Parts::default();
-        for (index, item) in items.iter().enumerate() {
+        for (place, item) in items.iter().enumerate() {
             let part = parts.of((&*item.queue, &*item.partition));
-            part.takes(index as u32, 1);
+            part.takes(place as u32, 1);
             let batch = part.batch.as_mut().expect("filled when it was made");
             let index = batch.count as usize;
             batch.count += 1;
             if batch.pieces.is_empty() {
-                batch.pieces = smallvec![PushPiece::default()];
+                let frames = Vec::with_capacity(framed_bytes(items, place));
+                batch.pieces = smallvec![PushPiece { frames, ..PushPiece::default() }];
             }
             let id = MessageId(uuid::mint_v7(now.wall_us, &mut self.prng));
             let piece = &mut batch.pieces[0];
@@ -332,6 +333,21 @@ impl<B: IoBuf> Shard<B> {
         };
         fx.reply(push.token, reply);
     }
+}
+
+/// Bytes of the frames from the item at `from` to the end of its run of neighbours of one
+/// partition: mostly all that the partition gets.
+fn framed_bytes(items: &[PushItem<'_>], from: usize) -> usize {
+    const MINTED_BYTES: usize = 36;
+    let first = &items[from];
+    items[from..]
+        .iter()
+        .take_while(|item| item.partition == first.partition && item.queue == first.queue)
+        .map(|item| {
+            let id = item.transaction_id.as_ref().map_or(MINTED_BYTES, |id| id.len());
+            frame::FRAME_BYTES_MIN + id + item.payload.len()
+        })
+        .sum()
 }
 
 /// Stands where an answer is still to come; none is left when all parts have answered.

@@ -168,6 +168,15 @@ struct TextRange {
 }
 
 impl PeerAcks {
+    /// For this many items with ids of the usual length.
+    pub fn with_capacity(items: usize) -> Self {
+        Self {
+            text: String::with_capacity(items * 40),
+            targets: Vec::with_capacity(1),
+            items: Vec::with_capacity(items),
+        }
+    }
+
     pub fn push(
         &mut self,
         index: u32,

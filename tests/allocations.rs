@@ -1,0 +1,208 @@
+//! Heap allocations of a push, a pop and an ack in steady state, from the received bytes to the
+//! answer's bytes: the real codec, proto and core, over a disk that answers at once. What glommio
+//! allocates for its tasks and operations is not in here.
+//!
+//! The bounds are what was measured. They are not zero yet; what they guard is that a request's
+//! allocations do not grow with its messages.
+
+#![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
+#![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
+
+#[path = "allocations/counted.rs"]
+mod counted;
+#[path = "../benches/disk/mod.rs"]
+mod disk;
+
+use counted::allocations;
+use disk::NullDisk;
+use lanemq::base::buf::HeapBuf;
+use lanemq::base::cipher::Keys;
+use lanemq::base::ids::{ShardId, Token};
+use lanemq::base::time::Now;
+use lanemq::broker::effect::{Effect, Effects};
+use lanemq::broker::shard::{Shard, ShardConfig};
+use lanemq::http::{Decoder, Limits, Request, Step};
+use lanemq::log::io::{IoDone, LogIo};
+use lanemq::model::command::{Command, PopTarget};
+use lanemq::model::reply::Reply;
+use lanemq::proto::pop::Opener;
+use lanemq::proto::query::Query;
+use lanemq::proto::{ack, pop, push};
+
+/// Requests before measuring, so that every table and buffer has its size, and measured ones.
+const WARM: usize = 300;
+const MEASURED: usize = 200;
+
+struct Server {
+    shard: Shard<HeapBuf>,
+    fx: Effects<HeapBuf>,
+    spare: Vec<Effect<HeapBuf>>,
+    now: Now,
+    token: u64,
+    decoder: Decoder,
+    opener: Opener,
+    out: Vec<u8>,
+}
+
+impl Server {
+    fn new() -> Self {
+        let config = ShardConfig {
+            shard: ShardId(0),
+            shards: 1,
+            directory: [1; 16],
+            segment_bytes: 1 << 30,
+            memory_bytes: 1 << 30,
+            tail_bytes: 4 << 20,
+            compress_bytes: None,
+            keys: Keys::default(),
+            entropy: 1,
+        };
+        let now = Now { mono_us: 1, wall_us: 1_700_000_000_000_000 };
+        let (mut shard, _) = Shard::open(config, &mut NullDisk::default(), now).unwrap();
+        let mut fx = Effects::default();
+        shard.start(now, &mut fx);
+        Self {
+            shard,
+            fx,
+            spare: Vec::new(),
+            now,
+            token: 0,
+            decoder: Decoder::new(Limits::default()),
+            opener: Opener::default(),
+            out: Vec::with_capacity(1 << 20),
+        }
+    }
+
+    fn receive(&mut self, mut bytes: &[u8]) -> Request {
+        loop {
+            match self.decoder.next() {
+                Step::Request(request) => return request,
+                Step::NeedMore => {
+                    let space = self.decoder.recv_space();
+                    let take = space.len().min(bytes.len());
+                    space[..take].copy_from_slice(&bytes[..take]);
+                    bytes = &bytes[take..];
+                    self.decoder.received(take);
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+    }
+
+    /// Hands a command in and answers the disk until its reply is there.
+    fn run(&mut self, command: Command<'_>) -> Reply<HeapBuf> {
+        self.token += 1;
+        self.now.mono_us += 10;
+        self.now.wall_us += 10;
+        self.shard.handle(self.now, command, Token(self.token), &mut self.fx);
+        self.shard.flush(self.now, &mut self.fx);
+        let mut reply = None;
+        while reply.is_none() {
+            std::mem::swap(&mut self.spare, &mut self.fx.list);
+            for effect in self.spare.drain(..) {
+                match effect {
+                    Effect::Io(LogIo::Read { .. }) => unreachable!("the tail answers every read"),
+                    Effect::Io(io) => {
+                        let done = IoDone { id: io.id(), result: Ok(None) };
+                        self.shard.complete(self.now, done, &mut self.fx);
+                        self.shard.flush(self.now, &mut self.fx);
+                    }
+                    Effect::Reply { reply: r, .. } => reply = Some(r),
+                    Effect::Send { .. } => unreachable!("there is one shard"),
+                }
+            }
+        }
+        reply.unwrap()
+    }
+
+    fn push(&mut self, bytes: &[u8]) {
+        let request = self.receive(bytes);
+        let items = push::decode(&request.body).unwrap();
+        let Reply::Push(results) = self.run(Command::Push(&items)) else { panic!("a push") };
+        self.out.clear();
+        push::encode(push::labels(&items), &results, &mut self.out);
+    }
+
+    fn pop(&mut self, bytes: &[u8]) {
+        let request = self.receive(bytes);
+        let command = {
+            let query: Query<'_> = request.target.query().collect::<Result<_, _>>().unwrap();
+            pop::decode(PopTarget::Queue("q".into()), &query).unwrap().request
+        };
+        let Reply::Pop(reply) = self.run(Command::Pop(command)) else { panic!("a pop") };
+        self.out.clear();
+        pop::encode_json(&reply, false, &mut self.opener, &mut self.out).unwrap();
+    }
+
+    fn ack(&mut self, bytes: &[u8]) {
+        let request = self.receive(bytes);
+        let acks = ack::decode_batch(&request.body).unwrap();
+        let Reply::Ack(results) = self.run(Command::Ack(&acks)) else { panic!("an ack") };
+        assert!(results.iter().all(|result| result.success));
+        self.out.clear();
+        ack::encode(&acks.items, &results, &mut self.out);
+    }
+}
+
+fn post(target: &str, body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("POST {target} HTTP/1.1\r\nHost: l\r\nContent-Length: {length}\r\n\r\n{body}").into()
+}
+
+/// Allocations of one push, pop and ack of `batch` messages each, on average.
+fn measure(batch: usize) -> [f64; 3] {
+    let mut server = Server::new();
+    let mut sums = [0usize; 3];
+    let pop = format!("GET /api/v1/pop/queue/q?batch={batch} HTTP/1.1\r\nHost: l\r\n\r\n");
+    let payload = "x".repeat(200);
+    for round in 0..WARM + MEASURED {
+        let partition = round % 20;
+        let items: Vec<String> = (0..batch)
+            .map(|n| {
+                format!(
+                    "{{\"queue\":\"q\",\"partition\":\"p{partition}\",\
+                     \"transactionId\":\"{round}-{n}\",\"payload\":{{\"pad\":\"{payload}\"}}}}"
+                )
+            })
+            .collect();
+        let body = post("/api/v1/push", &format!("{{\"items\":[{}]}}", items.join(",")));
+        let pushed = allocations(|| server.push(&body));
+        let popped = allocations(|| server.pop(pop.as_bytes()));
+        let answer: serde_json::Value = serde_json::from_slice(&server.out).unwrap();
+        let acks: Vec<String> = answer["messages"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|m| {
+                format!(
+                    "{{\"transactionId\":{},\"partitionId\":{},\"leaseId\":{},\
+                     \"status\":\"completed\"}}",
+                    m["transactionId"], m["partitionId"], m["leaseId"]
+                )
+            })
+            .collect();
+        assert_eq!(acks.len(), batch);
+        let body =
+            post("/api/v1/ack/batch", &format!("{{\"acknowledgments\":[{}]}}", acks.join(",")));
+        let acked = allocations(|| server.ack(&body));
+        if round >= WARM {
+            for (sum, one) in sums.iter_mut().zip([pushed, popped, acked]) {
+                *sum += one;
+            }
+        }
+    }
+    sums.map(|sum| sum as f64 / MEASURED as f64)
+}
+
+#[test]
+fn a_requests_allocations_do_not_grow_with_its_messages() {
+    let (one, hundred) = (measure(1), measure(100));
+    println!("allocations of a push, pop and ack of 1 message {one:.1?}, of 100 {hundred:.1?}");
+    // Some lists grow by doubling, which is what a hundred may cost more.
+    let bounds = [("push", 12.0, 10.0), ("pop", 42.0, 8.0), ("ack", 26.0, 12.0)];
+    for (at, (name, most, growth)) in bounds.into_iter().enumerate() {
+        assert!(one[at] <= most, "{name} of one message: {}", one[at]);
+        let grown = hundred[at] - one[at];
+        assert!(grown <= growth, "{name} of a hundred messages: {grown} more");
+    }
+}
