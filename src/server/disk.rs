@@ -182,13 +182,20 @@ impl Disk {
         Ok(self.open.borrow_mut().entry(id).or_insert(opened).clone())
     }
 
-    /// The file for writes that end only on the media.
+    /// The file for writes that end only on the media. One is enough: the log writes one segment
+    /// at a time, and a descriptor for each that it has left would add up.
     async fn synced_file(&self, id: FileId) -> Result<Rc<DmaFile>, DiskError> {
         if let Some(file) = self.synced.borrow().get(&id) {
             return Ok(file.clone());
         }
         let opened = Rc::new(self.open_file(id, libc::O_DSYNC).await?);
-        Ok(self.synced.borrow_mut().entry(id).or_insert(opened).clone())
+        let left = std::mem::take(&mut *self.synced.borrow_mut());
+        self.synced.borrow_mut().insert(id, opened.clone());
+        for file in left.into_values() {
+            // It has nothing left to write, so nothing depends on how its close ends.
+            let _ = file.close_rc().await;
+        }
+        Ok(opened)
     }
 
     /// Waits for a descriptor while there is none, in this process or on this host: nothing has
