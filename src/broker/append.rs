@@ -177,6 +177,7 @@ impl<B: IoBuf> Shard<B> {
             self.wait_for_originals(now, push, read, needed, fx);
         }
         scratch.originals.forget();
+        scratch.trim();
         self.scratch = Some(scratch);
     }
 
@@ -357,7 +358,9 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    /// Appends the pieces with the items that are new, and answers for all.
+    /// Appends the pieces with the items that are new, and answers for all. Where the log
+    /// refuses a later piece the whole is refused; who sends it again finds duplicates of what
+    /// the earlier ones stored.
     fn store(
         &mut self,
         now: Now,
@@ -590,6 +593,15 @@ enum Source {
 }
 
 impl Scratch {
+    /// One large batch does not keep its memory for good.
+    fn trim(&mut self) {
+        for buffer in [&mut self.frames, &mut self.packed] {
+            if buffer.capacity() > limits::SCRATCH_RETAIN_MAX {
+                *buffer = Vec::new();
+            }
+        }
+    }
+
     /// The first item of this batch with the id of the item added last; if there is none, that
     /// item is remembered as the first.
     fn follows(&mut self, batch: &PushBatch, transaction_id: &[u8]) -> Option<u32> {

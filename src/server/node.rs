@@ -52,6 +52,8 @@ pub struct Node {
     refusing: Cell<usize>,
     outboxes: RefCell<Vec<Outbox>>,
     opener: RefCell<Opener>,
+    /// Compressed bodies being inflated.
+    pub inflating: Cell<usize>,
     pub gate: Rc<ReadGate>,
 }
 
@@ -123,6 +125,7 @@ async fn open(part: Part) -> Result<Node, String> {
         refusing: Cell::new(0),
         outboxes: RefCell::default(),
         opener: RefCell::new(Opener::new(part.keys)),
+        inflating: Cell::new(0),
         gate,
     })
 }

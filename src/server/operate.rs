@@ -194,6 +194,27 @@ async fn push_plain(
     push_items(shard, &items, form.wants_counts()).await
 }
 
+/// A body being inflated in slices. Only one of an executor's gives way to others between two
+/// groups: what waits half inflated is then one body, however many connections bring one.
+struct Inflating<'a>(&'a Node);
+
+impl<'a> Inflating<'a> {
+    fn begin(node: &'a Node) -> Self {
+        node.inflating.set(node.inflating.get() + 1);
+        Self(node)
+    }
+
+    fn is_only_one(&self) -> bool {
+        self.0.inflating.get() == 1
+    }
+}
+
+impl Drop for Inflating<'_> {
+    fn drop(&mut self) {
+        self.0.inflating.set(self.0.inflating.get() - 1);
+    }
+}
+
 /// Groups that the client framed: all of them are checked before any is handed in.
 async fn push_frames(
     node: &Rc<Node>,
@@ -201,14 +222,19 @@ async fn push_frames(
     request: &Request,
     form: push_binary::Form,
 ) -> Result<Answer, Refusal> {
-    let mut body = push_binary::FramedBody::new(&request.body)?;
-    let mut groups = Vec::new();
-    loop {
-        let group = body.next_group(node.opener().inflater(), Vec::new())?;
-        let Some(group) = group else { break };
-        groups.push(group);
-        glommio::yield_if_needed().await;
-    }
+    let groups = {
+        let inflating = Inflating::begin(node);
+        let mut body = push_binary::FramedBody::new(&request.body)?;
+        let mut groups = Vec::new();
+        loop {
+            let group = body.next_group(node.opener().inflater(), Vec::new())?;
+            let Some(group) = group else { break groups };
+            groups.push(group);
+            if inflating.is_only_one() {
+                glommio::yield_if_needed().await;
+            }
+        }
+    };
     let labels = (!form.wants_counts()).then(|| push_binary::Labels::of(&groups));
     match (shard.handle(Command::PushFrames(groups)).await, labels) {
         (Reply::Push(results), None) => {
