@@ -13,15 +13,8 @@ const INLINE_DEPTH: usize = 256;
 
 /// True exactly for one document, white space around it included.
 pub fn is_document(bytes: &[u8]) -> bool {
-    let mut check = Check { bytes, at: 0, high: 0 };
-    check.document().is_some() && (check.high == 0 || std::str::from_utf8(bytes).is_ok())
-}
-
-struct Check<'a> {
-    bytes: &'a [u8],
-    at: usize,
-    /// Has the high bit of a byte set where a string held one beyond ASCII.
-    high: u64,
+    let mut high = 0;
+    document(bytes, &mut high).is_some() && (high == 0 || std::str::from_utf8(bytes).is_ok())
 }
 
 /// What containers stand open: a bit for each, set for an object.
@@ -48,179 +41,170 @@ impl Open {
     }
 }
 
-impl Check<'_> {
-    fn document(&mut self) -> Option<()> {
-        let mut open = Open::default();
-        loop {
-            // A value begins here.
-            match self.significant()? {
-                b'{' => {
-                    if self.significant_is(b'}') {
-                        self.at += 1;
-                    } else {
-                        open.push(true);
-                        self.key()?;
-                        continue;
-                    }
-                }
-                b'[' => {
-                    if self.significant_is(b']') {
-                        self.at += 1;
-                    } else {
-                        open.push(false);
-                        continue;
-                    }
-                }
-                b'"' => self.string()?,
-                b't' => self.word(b"rue")?,
-                b'f' => self.word(b"alse")?,
-                b'n' => self.word(b"ull")?,
-                first @ (b'-' | b'0'..=b'9') => self.number(first)?,
-                _ => return None,
-            }
-            // One has ended: what may follow depends on what it stood in.
-            loop {
-                let Some(object) = open.innermost() else {
-                    self.skip_space();
-                    return (self.at == self.bytes.len()).then_some(());
-                };
-                match self.significant()? {
-                    b',' if object => {
-                        self.key()?;
-                        break;
-                    }
-                    b',' => break,
-                    b'}' if object => open.depth -= 1,
-                    b']' if !object => open.depth -= 1,
-                    _ => return None,
-                }
-            }
-        }
-    }
+// The functions below take a place and return the one behind what they have read: passed by
+// value it stays in a register, where a field of a struct would be written back at each byte.
 
-    #[inline]
-    fn skip_space(&mut self) {
-        while let Some(b' ' | b'\n' | b'\r' | b'\t') = self.bytes.get(self.at) {
-            self.at += 1;
-        }
-    }
-
-    /// Takes the next byte that is not white space.
-    #[inline]
-    fn significant(&mut self) -> Option<u8> {
-        self.skip_space();
-        let byte = *self.bytes.get(self.at)?;
-        self.at += 1;
-        Some(byte)
-    }
-
-    #[inline]
-    fn significant_is(&mut self, wanted: u8) -> bool {
-        self.skip_space();
-        self.bytes.get(self.at) == Some(&wanted)
-    }
-
-    /// A name and its colon.
-    #[inline]
-    fn key(&mut self) -> Option<()> {
-        if self.significant()? != b'"' {
-            return None;
-        }
-        self.string()?;
-        (self.significant()? == b':').then_some(())
-    }
-
-    fn word(&mut self, rest: &[u8]) -> Option<()> {
-        let end = self.at + rest.len();
-        if self.bytes.get(self.at..end)? != rest {
-            return None;
-        }
-        self.at = end;
-        Some(())
-    }
-
-    /// The rest of a string, its closing quote included.
-    #[inline]
-    fn string(&mut self) -> Option<()> {
-        loop {
-            while let Some(word) = self.bytes.get(self.at..).and_then(<[u8]>::first_chunk::<8>) {
-                let word = u64::from_le_bytes(*word);
-                let special = special_bytes(word);
-                if special == 0 {
-                    self.high |= word & HIGH_BITS;
-                    self.at += 8;
+/// `high` gets the high bit of a byte set where a string held one beyond ASCII.
+fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
+    let mut open = Open::default();
+    let mut at = 0;
+    loop {
+        // A value begins here.
+        at = space(bytes, at);
+        let first = *bytes.get(at)?;
+        at += 1;
+        match first {
+            b'{' => {
+                at = space(bytes, at);
+                if bytes.get(at) == Some(&b'}') {
+                    at += 1;
+                } else {
+                    open.push(true);
+                    at = key(bytes, at, high)?;
                     continue;
                 }
-                // Bytes before the first special one; what lies behind it is seen again.
-                let skipped = special.trailing_zeros() / 8;
-                self.high |= word & HIGH_BITS & ((1 << (8 * skipped)) - 1);
-                self.at += skipped as usize;
-                break;
             }
-            let byte = *self.bytes.get(self.at)?;
-            self.at += 1;
-            match byte {
-                b'"' => return Some(()),
-                b'\\' => self.escape()?,
-                0..0x20 => return None,
-                _ => self.high |= u64::from(byte) & HIGH_BITS,
+            b'[' => {
+                at = space(bytes, at);
+                if bytes.get(at) == Some(&b']') {
+                    at += 1;
+                } else {
+                    open.push(false);
+                    continue;
+                }
             }
-        }
-    }
-
-    fn escape(&mut self) -> Option<()> {
-        let kind = *self.bytes.get(self.at)?;
-        self.at += 1;
-        match kind {
-            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Some(()),
-            b'u' => {
-                let digits = self.bytes.get(self.at..self.at + 4)?;
-                self.at += 4;
-                digits.iter().all(u8::is_ascii_hexdigit).then_some(())
-            }
-            _ => None,
-        }
-    }
-
-    fn number(&mut self, first: u8) -> Option<()> {
-        let first = if first == b'-' {
-            let byte = *self.bytes.get(self.at)?;
-            self.at += 1;
-            byte
-        } else {
-            first
-        };
-        match first {
-            b'0' => {}
-            b'1'..=b'9' => self.skip_digits(),
+            b'"' => at = string(bytes, at, high)?,
+            b't' => at = word(bytes, at, b"rue")?,
+            b'f' => at = word(bytes, at, b"alse")?,
+            b'n' => at = word(bytes, at, b"ull")?,
+            b'-' | b'0'..=b'9' => at = number(bytes, at, first)?,
             _ => return None,
         }
-        if self.bytes.get(self.at) == Some(&b'.') {
-            self.at += 1;
-            self.digits()?;
-        }
-        if let Some(b'e' | b'E') = self.bytes.get(self.at) {
-            self.at += 1;
-            if let Some(b'+' | b'-') = self.bytes.get(self.at) {
-                self.at += 1;
+        // One has ended: what may follow depends on what it stood in.
+        loop {
+            at = space(bytes, at);
+            let Some(object) = open.innermost() else {
+                return (at == bytes.len()).then_some(());
+            };
+            let next = *bytes.get(at)?;
+            at += 1;
+            match next {
+                b',' if object => {
+                    at = key(bytes, at, high)?;
+                    break;
+                }
+                b',' => break,
+                b'}' if object => open.depth -= 1,
+                b']' if !object => open.depth -= 1,
+                _ => return None,
             }
-            self.digits()?;
-        }
-        Some(())
-    }
-
-    fn skip_digits(&mut self) {
-        while self.bytes.get(self.at).is_some_and(u8::is_ascii_digit) {
-            self.at += 1;
         }
     }
+}
 
-    /// One digit or more.
-    fn digits(&mut self) -> Option<()> {
-        let from = self.at;
-        self.skip_digits();
-        (self.at > from).then_some(())
+#[inline]
+fn space(bytes: &[u8], mut at: usize) -> usize {
+    while let Some(b' ' | b'\n' | b'\r' | b'\t') = bytes.get(at) {
+        at += 1;
     }
+    at
+}
+
+/// A name and its colon.
+#[inline]
+fn key(bytes: &[u8], at: usize, high: &mut u64) -> Option<usize> {
+    let at = space(bytes, at);
+    if *bytes.get(at)? != b'"' {
+        return None;
+    }
+    let at = space(bytes, string(bytes, at + 1, high)?);
+    (*bytes.get(at)? == b':').then_some(at + 1)
+}
+
+fn word(bytes: &[u8], at: usize, rest: &[u8]) -> Option<usize> {
+    let end = at + rest.len();
+    (bytes.get(at..end)? == rest).then_some(end)
+}
+
+/// The rest of a string, its closing quote included.
+#[inline]
+fn string(bytes: &[u8], mut at: usize, high: &mut u64) -> Option<usize> {
+    let mut seen = 0;
+    loop {
+        while let Some(eight) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
+            let eight = u64::from_le_bytes(*eight);
+            let special = special_bytes(eight);
+            if special == 0 {
+                seen |= eight;
+                at += 8;
+                continue;
+            }
+            // Bytes before the first special one; what lies behind it is seen again.
+            let before = special.trailing_zeros() / 8;
+            seen |= eight & ((1 << (8 * before)) - 1);
+            at += before as usize;
+            break;
+        }
+        let byte = *bytes.get(at)?;
+        at += 1;
+        match byte {
+            b'"' => {
+                *high |= seen & HIGH_BITS;
+                return Some(at);
+            }
+            b'\\' => at = escape(bytes, at)?,
+            0..0x20 => return None,
+            _ => seen |= u64::from(byte),
+        }
+    }
+}
+
+fn escape(bytes: &[u8], at: usize) -> Option<usize> {
+    match *bytes.get(at)? {
+        b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => Some(at + 1),
+        b'u' => {
+            let digits = bytes.get(at + 1..at + 5)?;
+            digits.iter().all(u8::is_ascii_hexdigit).then_some(at + 5)
+        }
+        _ => None,
+    }
+}
+
+fn number(bytes: &[u8], mut at: usize, mut first: u8) -> Option<usize> {
+    if first == b'-' {
+        first = *bytes.get(at)?;
+        at += 1;
+    }
+    match first {
+        b'0' => {}
+        b'1'..=b'9' => at = digits(bytes, at),
+        _ => return None,
+    }
+    if bytes.get(at) == Some(&b'.') {
+        at = some_digits(bytes, at + 1)?;
+    }
+    if let Some(b'e' | b'E') = bytes.get(at) {
+        at += 1;
+        if let Some(b'+' | b'-') = bytes.get(at) {
+            at += 1;
+        }
+        at = some_digits(bytes, at)?;
+    }
+    Some(at)
+}
+
+#[inline]
+fn digits(bytes: &[u8], mut at: usize) -> usize {
+    while bytes.get(at).is_some_and(u8::is_ascii_digit) {
+        at += 1;
+    }
+    at
+}
+
+/// One digit or more.
+fn some_digits(bytes: &[u8], at: usize) -> Option<usize> {
+    let end = digits(bytes, at);
+    (end > at).then_some(end)
 }
 
 const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
