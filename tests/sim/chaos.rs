@@ -534,7 +534,13 @@ impl Chaos {
         for shard in 0..usize::from(self.world.shape.shards) {
             self.world.set_faults(shard, Faults::default());
         }
-        for _ in 0..8 {
+        // A log that had no space asks for some again after two seconds at the most, and what
+        // waits for it is tried again soon after.
+        for round in 0..40 {
+            let waits = self.open.values().any(|sent| !matches!(sent, Sent::Pop { .. }));
+            if round >= 8 && !waits {
+                break;
+            }
             self.world.settle()?;
             self.world.advance(110_000);
             self.world.tick()?;

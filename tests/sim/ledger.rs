@@ -295,7 +295,7 @@ impl Ledger {
         let (start, end) = (claim.start.0, claim.end.0);
         let key = (claim.partition_id, sent.request.group.clone().into_owned());
         let reader = self.readers.entry(key).or_default();
-        let floor = reader.floors.iter().filter(|(s, _)| *s <= sent.step).map(|(_, f)| *f).max();
+        let floor = reader.floors.iter().filter(|(s, _)| *s < sent.step).map(|(_, f)| *f).max();
         if floor.is_some_and(|floor| start < floor) {
             return Err(format!("{start} is delivered again, settled up to {floor:?}"));
         }
