@@ -1,16 +1,10 @@
 //! What the broker's core costs without I/O: push, pop and ack of one batch of 100 messages on
 //! one shard, over a disk that answers at once.
 
-mod disk;
+mod harness;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lanemq::base::buf::HeapBuf;
-use lanemq::base::cipher::Keys;
-use lanemq::base::ids::{ShardId, Token};
-use lanemq::base::time::Now;
-use lanemq::broker::effect::{Effect, Effects};
-use lanemq::broker::shard::{Shard, ShardConfig};
-use lanemq::log::io::{IoDone, LogIo};
 use lanemq::model::command::{
     AckItem, AckRequest, AckStatus, Command, PopRequest, PopTarget, PushItem, QUEUE_MODE,
     Subscription,
@@ -18,65 +12,19 @@ use lanemq::model::command::{
 use lanemq::model::frame;
 use lanemq::model::reply::{PopReply, Reply};
 
-use disk::NullDisk;
+use harness::Harness;
 
 const BATCH: usize = 100;
 
-struct Bench {
-    shard: Shard<HeapBuf>,
-    fx: Effects<HeapBuf>,
-    now: Now,
-    token: u64,
-}
+struct Bench(Harness);
 
 impl Bench {
     fn new() -> Self {
-        let config = ShardConfig {
-            shard: ShardId(0),
-            shards: 1,
-            directory: [1; 16],
-            segment_bytes: 1 << 30,
-            memory_bytes: 1 << 30,
-            tail_bytes: 16 << 20,
-            compress_bytes: None,
-            keys: Keys::default(),
-            entropy: 1,
-        };
-        let now = Now { mono_us: 1, wall_us: 1_700_000_000_000_000 };
-        let (mut shard, _) =
-            Shard::open(config, &mut NullDisk::default(), now).expect("a new shard opens");
-        let mut fx = Effects::default();
-        shard.start(now, &mut fx);
-        Self { shard, fx, now, token: 0 }
-    }
-
-    /// Hands a command in and answers the disk until its reply is there.
-    fn run(&mut self, command: Command<'_>) -> Reply<HeapBuf> {
-        self.token += 1;
-        self.now.mono_us += 10;
-        self.now.wall_us += 10;
-        self.shard.handle(self.now, command, Token(self.token), &mut self.fx);
-        self.shard.flush(self.now, &mut self.fx);
-        let mut reply = None;
-        while reply.is_none() {
-            for effect in std::mem::take(&mut self.fx.list) {
-                match effect {
-                    Effect::Io(LogIo::Read { .. }) => unreachable!("the tail answers every read"),
-                    Effect::Io(io) => {
-                        let done = IoDone { id: io.id(), result: Ok(None) };
-                        self.shard.complete(self.now, done, &mut self.fx);
-                        self.shard.flush(self.now, &mut self.fx);
-                    }
-                    Effect::Reply { reply: r, .. } => reply = Some(r),
-                    Effect::Send { .. } => unreachable!("there is one shard"),
-                }
-            }
-        }
-        reply.expect("the loop ends with a reply")
+        Self(Harness::new(16 << 20))
     }
 
     fn push(&mut self, payload: &[u8], ids: bool) {
-        let first = self.token;
+        let first = self.0.commands;
         let items: Vec<PushItem<'_>> = (0..BATCH)
             .map(|i| PushItem {
                 queue: "bench".into(),
@@ -85,7 +33,7 @@ impl Bench {
                 payload,
             })
             .collect();
-        let reply = self.run(Command::Push(&items));
+        let reply = self.0.run(Command::Push(&items));
         assert!(matches!(reply, Reply::Push(results) if results.len() == BATCH));
     }
 
@@ -101,7 +49,7 @@ impl Bench {
             subscription: Subscription::All,
             autopilot: false,
         };
-        match self.run(Command::Pop(request)) {
+        match self.0.run(Command::Pop(request)) {
             Reply::Pop(reply) if reply.claims.len() == 1 => reply,
             other => panic!("a batch was pushed: {other:?}"),
         }
@@ -121,7 +69,7 @@ impl Bench {
             })
             .collect();
         let request = AckRequest { group: QUEUE_MODE.into(), items };
-        let reply = self.run(Command::Ack(&request));
+        let reply = self.0.run(Command::Ack(&request));
         assert!(matches!(reply, Reply::Ack(r) if r.iter().all(|a| a.success)));
     }
 }

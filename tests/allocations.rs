@@ -10,19 +10,12 @@
 
 #[path = "allocations/counted.rs"]
 mod counted;
-#[path = "../benches/disk/mod.rs"]
-mod disk;
+#[path = "../benches/harness/mod.rs"]
+mod harness;
 
 use counted::allocations;
-use disk::NullDisk;
-use lanemq::base::buf::HeapBuf;
-use lanemq::base::cipher::Keys;
-use lanemq::base::ids::{ShardId, Token};
-use lanemq::base::time::Now;
-use lanemq::broker::effect::{Effect, Effects};
-use lanemq::broker::shard::{Shard, ShardConfig};
+use harness::Harness;
 use lanemq::http::{Decoder, Limits, Request, Step};
-use lanemq::log::io::{IoDone, LogIo};
 use lanemq::model::command::{Command, PopTarget};
 use lanemq::model::reply::Reply;
 use lanemq::proto::pop::Opener;
@@ -34,11 +27,7 @@ const WARM: usize = 300;
 const MEASURED: usize = 200;
 
 struct Server {
-    shard: Shard<HeapBuf>,
-    fx: Effects<HeapBuf>,
-    spare: Vec<Effect<HeapBuf>>,
-    now: Now,
-    token: u64,
+    core: Harness,
     decoder: Decoder,
     opener: Opener,
     out: Vec<u8>,
@@ -46,27 +35,8 @@ struct Server {
 
 impl Server {
     fn new() -> Self {
-        let config = ShardConfig {
-            shard: ShardId(0),
-            shards: 1,
-            directory: [1; 16],
-            segment_bytes: 1 << 30,
-            memory_bytes: 1 << 30,
-            tail_bytes: 4 << 20,
-            compress_bytes: None,
-            keys: Keys::default(),
-            entropy: 1,
-        };
-        let now = Now { mono_us: 1, wall_us: 1_700_000_000_000_000 };
-        let (mut shard, _) = Shard::open(config, &mut NullDisk::default(), now).unwrap();
-        let mut fx = Effects::default();
-        shard.start(now, &mut fx);
         Self {
-            shard,
-            fx,
-            spare: Vec::new(),
-            now,
-            token: 0,
+            core: Harness::new(4 << 20),
             decoder: Decoder::new(Limits::default()),
             opener: Opener::default(),
             out: Vec::with_capacity(1 << 20),
@@ -89,36 +59,10 @@ impl Server {
         }
     }
 
-    /// Hands a command in and answers the disk until its reply is there.
-    fn run(&mut self, command: Command<'_>) -> Reply<HeapBuf> {
-        self.token += 1;
-        self.now.mono_us += 10;
-        self.now.wall_us += 10;
-        self.shard.handle(self.now, command, Token(self.token), &mut self.fx);
-        self.shard.flush(self.now, &mut self.fx);
-        let mut reply = None;
-        while reply.is_none() {
-            std::mem::swap(&mut self.spare, &mut self.fx.list);
-            for effect in self.spare.drain(..) {
-                match effect {
-                    Effect::Io(LogIo::Read { .. }) => unreachable!("the tail answers every read"),
-                    Effect::Io(io) => {
-                        let done = IoDone { id: io.id(), result: Ok(None) };
-                        self.shard.complete(self.now, done, &mut self.fx);
-                        self.shard.flush(self.now, &mut self.fx);
-                    }
-                    Effect::Reply { reply: r, .. } => reply = Some(r),
-                    Effect::Send { .. } => unreachable!("there is one shard"),
-                }
-            }
-        }
-        reply.unwrap()
-    }
-
     fn push(&mut self, bytes: &[u8]) {
         let request = self.receive(bytes);
         let items = push::decode(&request.body).unwrap();
-        let Reply::Push(results) = self.run(Command::Push(&items)) else { panic!("a push") };
+        let Reply::Push(results) = self.core.run(Command::Push(&items)) else { panic!("a push") };
         self.out.clear();
         push::encode(push::labels(&items), &results, &mut self.out);
     }
@@ -129,7 +73,7 @@ impl Server {
             let query: Query<'_> = request.target.query().collect::<Result<_, _>>().unwrap();
             pop::decode(PopTarget::Queue("q".into()), &query).unwrap().request
         };
-        let Reply::Pop(reply) = self.run(Command::Pop(command)) else { panic!("a pop") };
+        let Reply::Pop(reply) = self.core.run(Command::Pop(command)) else { panic!("a pop") };
         self.out.clear();
         pop::encode_json(&reply, false, &mut self.opener, &mut self.out).unwrap();
     }
@@ -137,7 +81,7 @@ impl Server {
     fn ack(&mut self, bytes: &[u8]) {
         let request = self.receive(bytes);
         let acks = ack::decode_batch(&request.body).unwrap();
-        let Reply::Ack(results) = self.run(Command::Ack(&acks)) else { panic!("an ack") };
+        let Reply::Ack(results) = self.core.run(Command::Ack(&acks)) else { panic!("an ack") };
         assert!(results.iter().all(|result| result.success));
         self.out.clear();
         ack::encode(&acks.items, &results, &mut self.out);

@@ -81,6 +81,13 @@ impl FrameInfo {
     }
 }
 
+/// How much `bytes` inflate to, where they are one whole frame that says so and it is at most
+/// `bytes_max`.
+pub fn content_bytes(bytes: &[u8], bytes_max: usize) -> Option<usize> {
+    let announced = FrameInfo::read(bytes).ok()?.content_bytes?;
+    usize::try_from(announced).ok().filter(|size| *size <= bytes_max)
+}
+
 struct Header {
     /// Bytes up to the first block.
     len: usize,

@@ -13,7 +13,7 @@ use super::partition::{BatchRef, Slot};
 use super::records::{self, NIL_MESSAGE, PartitionRecord};
 use super::shard::{Deferred, ReadUse, Shard};
 use crate::base::buf::{Gather, IoBuf};
-use crate::base::compress::{Compressor, FrameInfo, Inflater};
+use crate::base::compress::{self, Compressor, Inflater};
 use crate::base::ids::{LogPosition, MessageId, Offset, PartitionId, ShardId};
 use crate::base::limits;
 use crate::base::mutant::Mutant;
@@ -100,9 +100,6 @@ struct Originals {
 impl Originals {
     /// Looks into the batch at `at`, whose body is `body`.
     fn open<B: IoBuf>(&mut self, at: LogPosition, body: &Gather<B>) {
-        if self.at == Some(at) {
-            return;
-        }
         self.at = Some(at);
         self.starts.clear();
         open_batch(&body.contiguous(), &mut self.inflater, &mut self.frames);
@@ -135,10 +132,10 @@ pub(super) fn open_batch(body: &[u8], inflater: &mut Inflater, frames: &mut Vec<
     let Some(stored) = body.get(BATCH_HEAD_BYTES..end) else { return };
     match head.codec {
         CODEC_ZSTD => {
-            let size = FrameInfo::read(stored).ok().and_then(|info| info.content_bytes);
-            let size = size.filter(|size| *size <= limits::INFLATED_BYTES_MAX as u64);
             // A failure leaves no frames: nobody is told that he is a duplicate of damage.
-            let _ = inflater.inflate(stored, size.unwrap_or(0) as usize, frames);
+            if let Some(size) = compress::content_bytes(stored, limits::INFLATED_BYTES_MAX) {
+                let _ = inflater.inflate(stored, size, frames);
+            }
         }
         _ => frames.extend_from_slice(stored),
     }

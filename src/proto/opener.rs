@@ -2,7 +2,7 @@
 
 use super::pop::unshowable;
 use crate::base::cipher::Keys;
-use crate::base::compress::{FrameInfo, Inflater};
+use crate::base::compress::{self, Inflater};
 use crate::base::ids::PartitionId;
 use crate::base::limits;
 use crate::model::error::{ErrorCode, Refusal};
@@ -56,10 +56,7 @@ impl Inflating {
             frame::CODEC_RAW => Ok(stored),
             frame::CODEC_ZSTD => {
                 self.trim();
-                let size = FrameInfo::read(stored).ok().and_then(|info| info.content_bytes);
-                let size = size
-                    .and_then(|bytes| usize::try_from(bytes).ok())
-                    .filter(|bytes| *bytes <= limits::INFLATED_BYTES_MAX)
+                let size = compress::content_bytes(stored, limits::INFLATED_BYTES_MAX)
                     .ok_or_else(|| unshowable("a stored batch is no zstd frame"))?;
                 self.inflater
                     .inflate(stored, size, &mut self.frames)

@@ -57,17 +57,9 @@ impl ReadGate {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::server::replies::tests::Count;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::Wake;
-
-    struct Count(AtomicUsize);
-
-    impl Wake for Count {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
 
     #[test]
     fn who_was_held_is_woken_once_and_passes() {

@@ -171,15 +171,20 @@ async fn push_items(
     items: &[PushItem<'_>],
     counts: bool,
 ) -> Result<Answer, Refusal> {
-    match shard.handle(Command::Push(items)).await {
-        Reply::Push(results) if counts => {
-            Ok(Answer::json(201, |out| push_binary::encode_counts(&results, out)))
-        }
-        Reply::Push(results) => {
-            Ok(Answer::json(201, |out| push::encode(push::labels(items), &results, out)))
-        }
-        other => Err(unexpected(&other)),
-    }
+    let labels = (!counts).then(|| push::labels(items));
+    show_push(&shard.handle(Command::Push(items)).await, labels)
+}
+
+/// Without labels the answer holds counts only.
+fn show_push<'a>(
+    reply: &Reply<DmaBuf>,
+    labels: Option<impl ExactSizeIterator<Item = push::Label<'a>>>,
+) -> Result<Answer, Refusal> {
+    let Reply::Push(results) = reply else { return Err(unexpected(reply)) };
+    Ok(Answer::json(201, |out| match labels {
+        Some(labels) => push::encode(labels, results, out),
+        None => push_binary::encode_counts(results, out),
+    }))
 }
 
 async fn push_plain(
@@ -236,15 +241,8 @@ async fn push_frames(
         }
     };
     let labels = (!form.wants_counts()).then(|| push_binary::Labels::of(&groups));
-    match (shard.handle(Command::PushFrames(groups)).await, labels) {
-        (Reply::Push(results), None) => {
-            Ok(Answer::json(201, |out| push_binary::encode_counts(&results, out)))
-        }
-        (Reply::Push(results), Some(labels)) => {
-            Ok(Answer::json(201, |out| push::encode(labels.iter(), &results, out)))
-        }
-        (other, _) => Err(unexpected(&other)),
-    }
+    let reply = shard.handle(Command::PushFrames(groups)).await;
+    show_push(&reply, labels.as_ref().map(|labels| labels.iter()))
 }
 
 fn is_binary_push(content_type: &[u8]) -> bool {

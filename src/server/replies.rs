@@ -129,13 +129,14 @@ fn index_of(token: Token) -> u32 {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;
 
-    struct Count(AtomicUsize);
+    /// A waker that counts.
+    pub(in crate::server) struct Count(pub AtomicUsize);
 
     impl Wake for Count {
         fn wake(self: Arc<Self>) {
