@@ -27,10 +27,16 @@ pub enum Mutant {
     LeaseNotDurable,
     /// A client's compressed group is stored as it came although it holds a repeat.
     KeepsRepeats,
+    /// A share of a transaction is voted prepared before it is durable.
+    PreparedBeforeDurable,
+    /// A transaction is applied before its commit record is durable.
+    CommitBeforeDurable,
+    /// One participant never hears that a transaction is committed.
+    CommitsOnOneShard,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 13] = [
         Self::NoDataSync,
         Self::NoManifestSync,
         Self::NoDirectorySync,
@@ -41,6 +47,9 @@ impl Mutant {
         Self::NoRecoverySync,
         Self::LeaseNotDurable,
         Self::KeepsRepeats,
+        Self::PreparedBeforeDurable,
+        Self::CommitBeforeDurable,
+        Self::CommitsOnOneShard,
     ];
 
     /// Whether this fault is planted in this process.

@@ -11,12 +11,13 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use smallvec::SmallVec;
 
 use super::effect::Effects;
-use super::group::{Cursor, CursorKey, End};
+use super::group::{Cursor, CursorKey, End, Lease};
 use super::partition::{BatchRef, Slot};
 use super::records::{self, DeadLetterRecord, ReleasedRecord};
 use super::settle::{Batch, Place, Settled, settle};
 use super::shard::{ReadUse, Shard};
 use super::task::Task;
+use super::turns::{Resource, Waiting};
 use crate::base::buf::{Gather, IoBuf};
 use crate::base::ids::{LeaseId, LogPosition, Offset, PartitionId, ShardId, Token};
 use crate::base::limits;
@@ -35,9 +36,9 @@ const MINTED_SEARCH_US: i64 = 30_000_000;
 /// Batches looked through for one minted id at most.
 const MINTED_SEARCH_MAX: usize = 1_024;
 
-const LEASE_REFUSED: &str = "invalid or expired lease";
-const NO_PARTITION: &str = "unresolvable: no such partition";
-const UNRESOLVED: &str = "unresolved transaction id";
+pub(super) const LEASE_REFUSED: &str = "invalid or expired lease";
+pub(super) const NO_PARTITION: &str = "unresolvable: no such partition";
+pub(super) const UNRESOLVED: &str = "unresolved transaction id";
 const COMMITTED: &str = "already committed";
 const NO_LEASE: &str = "no leased batch";
 
@@ -65,31 +66,102 @@ pub(super) struct AckJob {
 
 /// One item of a target, as it is settled.
 #[derive(Clone, Copy)]
-struct Item<'a> {
-    index: u32,
-    status: AckStatus,
-    id: &'a str,
-    error: Option<&'a str>,
-    fingerprint: u64,
+pub(super) struct Item<'a> {
+    pub index: u32,
+    pub status: AckStatus,
+    pub id: &'a str,
+    pub error: Option<&'a str>,
+    pub fingerprint: u64,
 }
 
 /// Id tables by the place of their batch; empty where a batch could not be read.
-type Tables = BTreeMap<LogPosition, Vec<u64>>;
+pub(super) type Tables = BTreeMap<LogPosition, Vec<u64>>;
 
-impl AckJob {
-    fn item(&self, at: usize) -> Item<'_> {
-        let item = &self.acks.items[at];
-        Item {
-            index: item.index,
-            status: item.status,
-            id: self.acks.id(item),
-            error: self.acks.error(item),
-            fingerprint: self.fingerprints[at],
+/// What becomes of the items of one target.
+pub(super) enum Judgement {
+    /// One result an item, `dead_lettered` still to be set.
+    Settles(Vec<AckResult>, Settled),
+    Refused(Vec<AckResult>),
+    /// The lease that was given is not the cursor's, or has lapsed.
+    NotCurrent(Option<LeaseId>),
+}
+
+/// What an ack changes about a cursor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct CursorChange {
+    pub next: Offset,
+    pub retry_count: u32,
+    /// Offset and count of the delivery attempt.
+    pub attempt: (Offset, u32),
+    /// The lease ends.
+    pub release: bool,
+    pub released: Option<ReleasedRecord>,
+    pub filed: Vec<DeadLetterRecord>,
+}
+
+impl CursorChange {
+    /// Changes the cursor; returns the lease that ended by it.
+    pub(super) fn make(&self, cursor: &mut Cursor) -> Option<Box<Lease>> {
+        cursor.next = self.next;
+        cursor.retry_count = self.retry_count;
+        (cursor.attempt_offset, cursor.attempt_count) = self.attempt;
+        if let Some(released) = self.released {
+            cursor.released = Some(Box::new(released));
         }
+        if self.release { cursor.lease.take() } else { None }
+    }
+
+    /// This change and then another one of the same cursor.
+    pub(super) fn followed_by(&mut self, next: Self) {
+        let (released, mut filed) = (self.released, std::mem::take(&mut self.filed));
+        filed.extend(next.filed);
+        let release = self.release || next.release;
+        *self = Self { release, released: next.released.or(released), filed, ..next };
     }
 }
 
-fn given_lease(text: &str) -> GivenLease {
+/// Places of the items, those of one target together, targets in order of appearance.
+pub(super) fn by_target(acks: &PeerAcks) -> Vec<u32> {
+    let mut order: Vec<u32> = (0..acks.items.len() as u32).collect();
+    order.sort_by_key(|at| acks.items[*at as usize].target);
+    order
+}
+
+/// Notes which items' messages are filed.
+pub(super) fn mark_filed(results: &mut [AckResult], settled: &Settled, files: bool) {
+    if files {
+        settled.spent.iter().for_each(|(_, item)| results[*item].dead_lettered = true);
+    }
+}
+
+/// The fingerprints of a stored batch's id table.
+pub(super) fn table_of<B: IoBuf>(body: Option<&Gather<B>>) -> Vec<u64> {
+    let table = body.and_then(|body| {
+        let body = body.contiguous();
+        let head = BatchHead::decode(&body)?;
+        let entries = records::id_table(&body, head.count)?;
+        Some(entries.map(records::table_fingerprint).collect())
+    });
+    table.unwrap_or_default()
+}
+
+impl AckJob {
+    fn target_of(&self, at: u32) -> usize {
+        self.acks.items[at as usize].target as usize
+    }
+
+    fn item(&self, at: usize) -> Item<'_> {
+        item_of(&self.acks, at, self.fingerprints[at])
+    }
+}
+
+pub(super) fn item_of(acks: &PeerAcks, at: usize, fingerprint: u64) -> Item<'_> {
+    let item = &acks.items[at];
+    let (id, error) = (acks.id(item), acks.error(item));
+    Item { index: item.index, status: item.status, id, error, fingerprint }
+}
+
+pub(super) fn given_lease(text: &str) -> GivenLease {
     match uuid::parse(text) {
         _ if text.is_empty() => GivenLease::None,
         Some(id) => GivenLease::Id(LeaseId(id)),
@@ -191,19 +263,15 @@ impl<B: IoBuf> Shard<B> {
         acks: PeerAcks,
         fx: &mut Effects<B>,
     ) {
-        let key = self.log.fingerprint_key();
-        let fingerprint =
-            |item: &PeerAck| records::table_fingerprint(key.fingerprint(acks.id(item).as_bytes()));
-        let fingerprints: Vec<u64> = acks.items.iter().map(fingerprint).collect();
+        let fingerprints = self.ack_fingerprints(&acks);
         let mut needed: Vec<BatchRef> = Vec::new();
         self.tables_needed(&acks, &fingerprints, &group, &mut needed);
         needed.sort_unstable_by_key(|b| b.at);
         needed.dedup_by_key(|b| b.at);
         let missing = needed.len();
-        let mut job =
-            AckJob { from, task, group, acks, fingerprints, missing, tables: Tables::new() };
+        let job = AckJob { from, task, group, acks, fingerprints, missing, tables: Tables::new() };
         if needed.is_empty() {
-            return self.ack_now(now, &mut job, fx);
+            return self.ack_now(now, job, fx);
         }
         let id = self.new_id();
         self.ack_jobs.insert(id, job);
@@ -217,6 +285,13 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
+    pub(super) fn ack_fingerprints(&self, acks: &PeerAcks) -> Vec<u64> {
+        let key = self.log.fingerprint_key();
+        let fingerprint =
+            |item: &PeerAck| records::table_fingerprint(key.fingerprint(acks.id(item).as_bytes()));
+        acks.items.iter().map(fingerprint).collect()
+    }
+
     pub(super) fn ack_read(
         &mut self,
         now: Now,
@@ -226,34 +301,42 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let Some(waiting) = self.ack_jobs.get_mut(&job) else { return };
-        let table = body.and_then(|body| {
-            let body = body.contiguous();
-            let head = BatchHead::decode(&body)?;
-            let entries = records::id_table(&body, head.count)?;
-            Some(entries.map(records::table_fingerprint).collect())
-        });
-        waiting.tables.insert(at, table.unwrap_or_default());
+        waiting.tables.insert(at, table_of(body));
         waiting.missing -= 1;
         if waiting.missing == 0
-            && let Some(mut job) = self.ack_jobs.remove(&job)
+            && let Some(job) = self.ack_jobs.remove(&job)
         {
-            self.ack_now(now, &mut job, fx);
+            self.ack_now(now, job, fx);
         }
     }
 
+    /// Settles the request, or waits for its turn where a transaction holds one of its cursors.
+    fn ack_now(&mut self, now: Now, mut job: AckJob, fx: &mut Effects<B>) {
+        if !self.turns.is_empty() {
+            let touched = self.cursors_of(&job.acks, &job.group);
+            if self.must_wait(touched.iter().copied()) {
+                self.stand_in_line(touched, Waiting::Ack(Box::new(job)));
+                return;
+            }
+        }
+        self.settle_acks(now, &mut job, fx);
+    }
+
+    /// The cursors that acks of a group touch.
+    pub(super) fn cursors_of(&self, acks: &PeerAcks, group: &str) -> Vec<Resource> {
+        let keys = acks.targets.iter().filter_map(|t| self.cursor_key(t.partition_id, group));
+        keys.map(Resource::Cursor).collect()
+    }
+
     /// Settles every (partition, lease) of the request, in order of appearance.
-    fn ack_now(&mut self, now: Now, job: &mut AckJob, fx: &mut Effects<B>) {
-        let mut order: Vec<u32> = (0..job.acks.items.len() as u32).collect();
-        order.sort_by_key(|at| job.acks.items[*at as usize].target);
+    pub(super) fn settle_acks(&mut self, now: Now, job: &mut AckJob, fx: &mut Effects<B>) {
         let mut results = Vec::with_capacity(job.acks.items.len());
         let mut refusal = None;
         let mut items = Vec::with_capacity(job.acks.items.len());
-        for places in order.chunk_by(|a, b| {
-            job.acks.items[*a as usize].target == job.acks.items[*b as usize].target
-        }) {
+        for places in by_target(&job.acks).chunk_by(|a, b| job.target_of(*a) == job.target_of(*b)) {
             items.clear();
             items.extend(places.iter().map(|at| job.item(*at as usize)));
-            let target = job.acks.targets[job.acks.items[places[0] as usize].target as usize];
+            let target = job.acks.targets[job.target_of(places[0])];
             match self.ack_target(now, target, &job.group, &items, &job.tables, fx) {
                 Ok(judged) => {
                     self.counters.acked += judged.iter().filter(|r| r.success).count() as u64;
@@ -278,27 +361,55 @@ impl<B: IoBuf> Shard<B> {
         let Some(key) = self.cursor_key(target.partition_id, group) else {
             return Ok(vec![refused(NO_PARTITION); items.len()]);
         };
-        // A cursor that was never written only says that the partition was looked at: nothing
-        // was delivered to the group there, so it has nothing to ack.
-        let Some(cursor) = self.state.cursor(key).filter(|c| c.segment.is_some()).cloned() else {
+        let Some(cursor) = self.state.cursor(key).cloned() else {
             return Ok(vec![refused(UNRESOLVED); items.len()]);
         };
+        let (mut results, settled) =
+            match self.judge_target(now, key, &cursor, target.lease, items, tables) {
+                Judgement::Settles(results, settled) => (results, settled),
+                Judgement::Refused(results) => return Ok(results),
+                Judgement::NotCurrent(given) => {
+                    return Ok(self.ack_repeated(key, &cursor, given, items, tables));
+                }
+            };
+        if let Some(change) = self.cursor_change(now, key, &cursor, &settled, items) {
+            mark_filed(&mut results, &settled, self.files_dead_letters(key));
+            self.store_change(now, key, cursor, change, fx)?;
+        }
+        Ok(results)
+    }
+
+    /// What the items of one target would do to a cursor that stands as given.
+    pub(super) fn judge_target(
+        &mut self,
+        now: Now,
+        key: CursorKey,
+        cursor: &Cursor,
+        lease: GivenLease,
+        items: &[Item<'_>],
+        tables: &Tables,
+    ) -> Judgement {
+        // A cursor that was never written only says that the partition was looked at: nothing
+        // was delivered to the group there, so it has nothing to ack.
+        if cursor.segment.is_none() {
+            return Judgement::Refused(vec![refused(UNRESOLVED); items.len()]);
+        }
         let held = cursor.lease.as_ref().filter(|l| !l.reserved);
-        if target.lease != GivenLease::None {
-            let given = match target.lease {
+        if lease != GivenLease::None {
+            let given = match lease {
                 GivenLease::Id(id) => Some(id),
                 GivenLease::None | GivenLease::Unknown => None,
             };
             let current = held.filter(|l| Some(l.record.id) == given && !l.expires.passed(now));
             if current.is_none() {
-                return Ok(self.ack_repeated(key, &cursor, given, items, tables));
+                return Judgement::NotCurrent(given);
             }
         }
         let partition = self.state.parts.get(key.slot).expect("its cursor exists");
         let last = held
             .map(|l| l.record.end)
             .or_else(|| partition.high_watermark().0.checked_sub(1).map(Offset));
-        let places = self.resolve_all(key, &cursor, items, last, tables);
+        let places = self.resolve_all(key, cursor, items, last, tables);
         let judged: Vec<(AckStatus, Place)> =
             items.iter().map(|i| i.status).zip(places.iter().copied()).collect();
         let options = &self.state.catalog.get(key.queue).expect("its cursor exists").image.options;
@@ -308,71 +419,84 @@ impl<B: IoBuf> Shard<B> {
             retry_count: cursor.retry_count,
             retry_limit: options.retry_limit,
         };
-        let leased = held.is_some();
         let settled = settle(batch, &judged);
-        let filed = self.apply_settled(now, key, cursor, &settled, items, fx)?;
-        Ok(judged
-            .iter()
-            .enumerate()
-            .map(|(at, (status, place))| AckResult {
-                dead_lettered: filed && settled.spent.iter().any(|(_, item)| *item == at),
-                lease_released: settled.release,
-                ..verdict(*status, *place, leased)
-            })
-            .collect())
+        let results = judged.iter().map(|(status, place)| AckResult {
+            lease_released: settled.release,
+            ..verdict(*status, *place, held.is_some())
+        });
+        Judgement::Settles(results.collect(), settled)
     }
 
-    /// Writes the settled cursor with its dead letters. Returns whether spent messages are
-    /// filed, not dropped.
-    fn apply_settled(
+    pub(super) fn files_dead_letters(&self, key: CursorKey) -> bool {
+        self.state.catalog.get(key.queue).is_some_and(|q| q.image.options.files_dead_letters())
+    }
+
+    /// What settling changes about a cursor; `None`: nothing.
+    pub(super) fn cursor_change(
         &mut self,
         now: Now,
         key: CursorKey,
-        mut cursor: Cursor,
+        cursor: &Cursor,
         settled: &Settled,
         items: &[Item<'_>],
-        fx: &mut Effects<B>,
-    ) -> Result<bool, Refusal> {
-        let files =
-            self.state.catalog.get(key.queue).is_some_and(|q| q.image.options.files_dead_letters());
+    ) -> Option<CursorChange> {
         let moved = settled.next != cursor.next
             || settled.release
             || settled.retry_count != cursor.retry_count;
         if !moved {
-            return Ok(files);
+            return None;
         }
+        let files = self.files_dead_letters(key);
         let filed =
-            if files { self.dead_letters(now, key, &cursor, settled, items) } else { vec![] };
-        self.counters.dead_lettered += filed.len() as u64;
-        cursor.next = settled.next;
-        cursor.retry_count = settled.retry_count;
-        if settled.clear_attempt {
-            (cursor.attempt_offset, cursor.attempt_count) = (Offset(0), 0);
-        } else if cursor.attempt_count > 0 {
+            if files { self.dead_letters(now, key, cursor, settled, items) } else { vec![] };
+        let attempt = match (settled.clear_attempt, cursor.attempt_count) {
+            (true, _) => (Offset(0), 0),
+            (false, 0) => (cursor.attempt_offset, 0),
             // Redelivery starts at the cursor and counts on from what was delivered before.
-            cursor.attempt_offset = settled.next;
-        }
-        let ended = if settled.release { cursor.lease.take() } else { None };
-        if settled.complete
-            && let Some(lease) = &ended
-        {
-            cursor.released = Some(Box::new(ReleasedRecord {
-                id: lease.record.id,
-                first: lease.record.first,
-                end: lease.record.end,
-                at_us: now.wall_us,
-            }));
-        }
-        let remember = cursor.released.as_ref().map(|r| r.id).filter(|_| settled.complete);
+            (false, count) => (settled.next, count),
+        };
+        let completes = cursor.lease.as_ref().filter(|_| settled.release && settled.complete);
+        let released = completes.map(|lease| ReleasedRecord {
+            id: lease.record.id,
+            first: lease.record.first,
+            end: lease.record.end,
+            at_us: now.wall_us,
+        });
+        let (next, retry_count) = (settled.next, settled.retry_count);
+        Some(CursorChange { next, retry_count, attempt, release: settled.release, released, filed })
+    }
+
+    fn store_change(
+        &mut self,
+        now: Now,
+        key: CursorKey,
+        mut cursor: Cursor,
+        mut change: CursorChange,
+        fx: &mut Effects<B>,
+    ) -> Result<(), Refusal> {
+        let ended = change.make(&mut cursor);
+        let filed = std::mem::take(&mut change.filed);
+        self.counters.dead_lettered += filed.len() as u64;
         self.store_cursor(key, cursor, filed)?;
-        if let Some(lease) = ended {
-            self.clear_timer(lease.timer);
-        }
-        if let Some(id) = remember {
-            self.remember_released(key, id, now.wall_us);
+        self.cursor_changed(now, key, change.released, ended, fx);
+        Ok(())
+    }
+
+    /// What follows from a change that is made: its lease's timer goes, its repeat is recognised,
+    /// its partition may be claimed.
+    pub(super) fn cursor_changed(
+        &mut self,
+        now: Now,
+        key: CursorKey,
+        released: Option<ReleasedRecord>,
+        ended: Option<Box<Lease>>,
+        fx: &mut Effects<B>,
+    ) {
+        self.clear_timer(ended.and_then(|lease| lease.timer));
+        if let Some(released) = released {
+            self.remember_released(key, released.id, released.at_us);
         }
         self.make_ready(now, key, End::Back, fx);
-        Ok(files)
     }
 
     fn dead_letters(
@@ -531,7 +655,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Adds the batches whose id tables must be looked at to find the items.
-    fn tables_needed(
+    pub(super) fn tables_needed(
         &self,
         acks: &PeerAcks,
         fingerprints: &[u64],

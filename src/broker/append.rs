@@ -4,7 +4,7 @@
 //! exactly one is stored. What a client compressed is stored as it came while nothing of it has
 //! to change: no duplicate to leave out, nothing to encrypt. Else its frames are written anew.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use hashbrown::HashTable;
 
@@ -12,6 +12,7 @@ use super::effect::Effects;
 use super::partition::{BatchRef, Slot};
 use super::records::{self, NIL_MESSAGE, PartitionRecord};
 use super::shard::{Deferred, ReadUse, Shard};
+use super::turns::{Resource, Ticket, Waiting};
 use crate::base::buf::{Gather, IoBuf};
 use crate::base::compress::{self, Compressor, Inflater};
 use crate::base::ids::{LogPosition, MessageId, Offset, PartitionId, ShardId};
@@ -41,15 +42,12 @@ pub(super) struct WaitingPush<B> {
     read: ReadBodies<B>,
 }
 
-/// Pushes behind one that waits for a read, by partition: order inside it must hold.
-pub(super) type BlockedPushes = BTreeMap<(String, String), VecDeque<PeerPush>>;
-
 /// Bodies of batches read to verify suspected duplicates; `None`: they could not be read.
-type ReadBodies<B> = BTreeMap<LogPosition, Option<Gather<B>>>;
+pub(super) type ReadBodies<B> = BTreeMap<LogPosition, Option<Gather<B>>>;
 
 /// What becomes of one item.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Fate {
+pub(super) enum Fate {
     Store,
     /// Item of this batch that carries the same id.
     Follows(u32),
@@ -61,13 +59,13 @@ enum Fate {
 
 /// One item with what its frame says.
 #[derive(Clone, Copy, Debug)]
-struct Judged {
-    fate: Fate,
+pub(super) struct Judged {
+    pub fate: Fate,
     id: MessageId,
     /// Its entry of the id table.
     entry: u64,
     /// Its piece, and where in it its frame begins and ends.
-    piece: u32,
+    pub piece: u32,
     from: u32,
     to: u32,
 }
@@ -75,11 +73,11 @@ struct Judged {
 /// Memory that judging and storing a batch take, kept from one to the next.
 #[derive(Default)]
 pub(super) struct Scratch {
-    items: Vec<Judged>,
+    pub items: Vec<Judged>,
     /// Places in `items`, by fingerprint.
     seen: HashTable<u32>,
     found: Vec<(Offset, i64)>,
-    table: Vec<u8>,
+    pub table: Vec<u8>,
     /// Frames written anew, and those compressed.
     frames: Vec<u8>,
     packed: Vec<u8>,
@@ -143,36 +141,57 @@ pub(super) fn open_batch(body: &[u8], inflater: &mut Inflater, frames: &mut Vec<
 
 impl<B: IoBuf> Shard<B> {
     pub(super) fn push_owned(&mut self, now: Now, push: PeerPush, fx: &mut Effects<B>) {
-        // Empty unless a push waits for a read: the names are only copied then.
-        if !self.blocked_pushes.is_empty() {
-            let name = (push.batch.queue.clone(), push.batch.partition.clone());
-            if let Some(behind) = self.blocked_pushes.get_mut(&name) {
-                return behind.push_back(push);
+        // Names are only hashed where somebody holds something: order inside a partition.
+        if !self.turns.is_empty() {
+            let partition = Resource::append(&push.batch.queue, &push.batch.partition);
+            if self.turns.is_held(partition) {
+                self.stand_in_line(vec![partition], Waiting::Push(push));
+                return;
             }
         }
-        self.judge_push(now, push, ReadBodies::new(), fx);
+        self.judge_push(now, None, push, ReadBodies::new(), fx);
     }
 
     /// Decides each item's fate and stores what is new, all in one step. If an original must be
     /// read first, the batch waits and the partition's later pushes wait behind it.
-    fn judge_push(&mut self, now: Now, push: PeerPush, read: ReadBodies<B>, fx: &mut Effects<B>) {
-        let queue = self.state.catalog.find(&push.batch.queue).filter(|slot| {
-            let q = self.state.catalog.get(*slot);
-            q.is_some_and(|q| q.image.incarnation == push.batch.incarnation)
-        });
-        let Some(queue) = queue else {
+    pub(super) fn judge_push(
+        &mut self,
+        now: Now,
+        ticket: Option<Ticket>,
+        push: PeerPush,
+        read: ReadBodies<B>,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(queue) = self.queue_as_of(&push.batch) else {
             let PeerPush { from, task, part, batch } = push;
-            return self.send(from, PeerMsg::PushStale { task, part, batch }, fx);
+            self.send(from, PeerMsg::PushStale { task, part, batch }, fx);
+            return ticket.into_iter().for_each(|ticket| self.leave(now, ticket, fx));
         };
         let slot = self.state.parts.find(queue, &push.batch.partition);
         let mut needed = Vec::new();
         let mut scratch = self.scratch.take().unwrap_or_default();
         self.judge(now, queue, slot, &push.batch, &read, &mut scratch, &mut needed);
-        if needed.is_empty() {
-            self.store(now, queue, slot, push, &mut scratch, fx);
+        let waits = !needed.is_empty();
+        if waits {
+            self.wait_for_originals(now, ticket, push, read, needed, fx);
         } else {
-            self.wait_for_originals(now, push, read, needed, fx);
+            self.store(now, queue, slot, push, &mut scratch, fx);
         }
+        self.put_back(scratch);
+        if let Some(ticket) = ticket.filter(|_| !waits) {
+            self.leave(now, ticket, fx);
+        }
+    }
+
+    /// The queue of a batch, if it is still the incarnation that the batch was made for.
+    pub(super) fn queue_as_of(&self, batch: &PushBatch) -> Option<u32> {
+        self.state.catalog.find(&batch.queue).filter(|slot| {
+            let queue = self.state.catalog.get(*slot);
+            queue.is_some_and(|queue| queue.image.incarnation == batch.incarnation)
+        })
+    }
+
+    pub(super) fn put_back(&mut self, mut scratch: Box<Scratch>) {
         scratch.originals.forget();
         scratch.trim();
         self.scratch = Some(scratch);
@@ -181,7 +200,7 @@ impl<B: IoBuf> Shard<B> {
     /// What becomes of each item. Positions of batches that must be read before a fate is known
     /// are added to `needed`; those fates are then not to be used.
     #[expect(clippy::too_many_arguments, reason = "one batch with all that is known of it")]
-    fn judge(
+    pub(super) fn judge(
         &mut self,
         now: Now,
         queue: u32,
@@ -306,9 +325,11 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
+    /// The partition is held until they are read.
     fn wait_for_originals(
         &mut self,
         now: Now,
+        ticket: Option<Ticket>,
         push: PeerPush,
         read: ReadBodies<B>,
         mut needed: Vec<(LogPosition, u32)>,
@@ -316,9 +337,12 @@ impl<B: IoBuf> Shard<B> {
     ) {
         needed.sort_unstable();
         needed.dedup();
-        let job = self.new_id();
-        let name = (push.batch.queue.clone(), push.batch.partition.clone());
-        self.blocked_pushes.entry(name).or_default();
+        let job = ticket.unwrap_or_else(|| {
+            let ticket = self.new_id();
+            let partition = Resource::append(&push.batch.queue, &push.batch.partition);
+            self.turns.enter(ticket, vec![partition]);
+            ticket
+        });
         self.waiting_pushes.insert(job, WaitingPush { push, missing: needed.len(), read });
         for (at, bytes) in needed {
             let id = self.new_id();
@@ -346,13 +370,7 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         let Some(waiting) = self.waiting_pushes.remove(&job) else { return };
-        let name = (waiting.push.batch.queue.clone(), waiting.push.batch.partition.clone());
-        let behind = self.blocked_pushes.remove(&name).unwrap_or_default();
-        self.judge_push(now, waiting.push, waiting.read, fx);
-        for push in behind {
-            // If the first had to wait again, these queue up behind it once more.
-            self.push_owned(now, push, fx);
-        }
+        self.judge_push(now, Some(job), waiting.push, waiting.read, fx);
     }
 
     /// Appends the pieces with the items that are new, and answers for all. Where the log
@@ -419,7 +437,7 @@ impl<B: IoBuf> Shard<B> {
         Ok(results)
     }
 
-    /// One record: head, frames, id table. Returns its first offset.
+    /// Stores a piece and makes it part of its partition. Returns its first offset.
     #[expect(clippy::too_many_arguments, reason = "one piece with all that is known of it")]
     fn append_piece(
         &mut self,
@@ -435,18 +453,44 @@ impl<B: IoBuf> Shard<B> {
             Some(slot) => slot,
             None => *slot.insert(self.create_partition(now, queue, &batch.partition)?),
         };
-        let id = self.state.id_of(slot);
         let partition = self.state.parts.get(slot).expect("found or created");
-        let base = partition.next_offset;
-        let created_at_us = now.wall_us.max(partition.last_created_us.saturating_add(1));
-        let encrypts =
-            self.state.catalog.get(queue).is_some_and(|q| q.image.options.encryption_enabled);
+        let (base, created_at_us) = (partition.next_offset, partition.next_stamp(now));
+        let stored =
+            self.write_batch(records::BATCH, slot, base, created_at_us, piece, items, scratch)?;
+        self.state.install_batch(slot, stored, &scratch.table);
+        self.shows_when_durable(slot, stored);
+        Ok(base)
+    }
+
+    /// The messages of a batch can be had once what is appended now is durable.
+    pub(super) fn shows_when_durable(&mut self, slot: Slot, stored: BatchRef) {
+        self.undurable_bytes += stored.bytes as usize;
+        let visible = Deferred::Visible { slot, to: stored.end(), bytes: stored.bytes };
+        self.commit.push(self.log.appended(), visible);
+    }
+
+    /// One record: head, frames, id table. The table stays in `scratch`.
+    #[expect(clippy::too_many_arguments, reason = "one piece with all that is known of it")]
+    pub(super) fn write_batch(
+        &mut self,
+        kind: u8,
+        slot: Slot,
+        base: Offset,
+        created_at_us: i64,
+        piece: &PushPiece,
+        items: &[Judged],
+        scratch: &mut Scratch,
+    ) -> Result<BatchRef, AppendError> {
+        let id = self.state.id_of(slot);
+        let queue = self.state.parts.get(slot).map(|partition| partition.queue);
+        let encrypts = queue
+            .and_then(|queue| self.state.catalog.get(queue))
+            .is_some_and(|q| q.image.options.encryption_enabled);
         let seals = encrypts && self.config.keys.can_seal();
         let (codec, bytes) = self.encode_piece(id, piece, items, seals, scratch);
         scratch.table.clear();
-        let stored = items.iter().filter(|item| item.fate == Fate::Store);
         let mut count = 0;
-        for item in stored.clone() {
+        for item in items.iter().filter(|item| item.fate == Fate::Store) {
             scratch.table.extend_from_slice(&item.entry.to_le_bytes());
             count += 1;
         }
@@ -459,21 +503,9 @@ impl<B: IoBuf> Shard<B> {
         let len = u32::try_from(stored_bytes.len()).or(Err(AppendError::TooLarge))?;
         let head = BatchHead { base_offset: base, created_at_us, count, codec, len }.encode();
         let body = [&head[..], stored_bytes, &scratch.table];
-        let appended = self.log.append(records::BATCH, id.0, &body, Class::Growing)?;
-        let batch_ref =
-            BatchRef { at: appended.at, base, created_at_us, bytes: appended.bytes, count };
-        self.state.add_batch(slot, batch_ref);
-        self.state.segments.saw_ids(appended.at.segment(), created_at_us);
-        for (i, item) in stored.enumerate().filter(|(_, item)| !records::is_minted(item.entry)) {
-            let fingerprint = records::table_fingerprint(item.entry);
-            let offset = Offset(base.0 + i as u64);
-            self.state.dedup.insert(id, fingerprint, offset, created_at_us);
-        }
+        let appended = self.log.append(kind, id.0, &body, Class::Growing)?;
         self.count_source(piece, bytes);
-        self.undurable_bytes += appended.bytes as usize;
-        let visible = Deferred::Visible { slot, to: batch_ref.end(), bytes: appended.bytes };
-        self.commit.push(self.log.appended(), visible);
-        Ok(base)
+        Ok(BatchRef { at: appended.at, base, created_at_us, bytes: appended.bytes, count })
     }
 
     fn count_source(&mut self, piece: &PushPiece, source: Source) {
@@ -536,7 +568,12 @@ impl<B: IoBuf> Shard<B> {
         });
     }
 
-    fn create_partition(&mut self, now: Now, queue: u32, name: &str) -> Result<Slot, AppendError> {
+    pub(super) fn create_partition(
+        &mut self,
+        now: Now,
+        queue: u32,
+        name: &str,
+    ) -> Result<Slot, AppendError> {
         let image = &self.state.catalog.get(queue).expect("checked by the caller").image;
         let record = PartitionRecord {
             queue: &image.name,
@@ -625,7 +662,11 @@ fn id_of<'a>(batch: &'a PushBatch, item: &Judged) -> &'a [u8] {
 
 /// What one item is told. `next` is the offset of the piece's next stored item; `None` where
 /// the piece was not stored. An item may follow one of an earlier piece.
-fn result_of(item: &Judged, next: &mut Option<Offset>, earlier: &[PushResult]) -> PushResult {
+pub(super) fn result_of(
+    item: &Judged,
+    next: &mut Option<Offset>,
+    earlier: &[PushResult],
+) -> PushResult {
     const TOO_LARGE: &str = "larger than one append may be";
     match (item.fate, *next) {
         (Fate::Store, Some(offset)) => {

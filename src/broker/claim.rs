@@ -14,6 +14,7 @@ use super::group::{Claimable, Cursor, CursorKey, End, Lease, claimable};
 use super::partition::BatchRef;
 use super::records::{self, LeaseRecord};
 use super::shard::{Deferred, ReadUse, Shard};
+use super::turns::{Resource, Waiting};
 use crate::base::buf::{Gather, IoBuf};
 use crate::base::ids::{LeaseId, Offset, PartitionId, ShardId};
 use crate::base::limits;
@@ -171,7 +172,7 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) -> usize {
         let Some(cursor) = self.state.cursor(key).cloned() else { return 0 };
-        if cursor.is_leased(now) {
+        if cursor.is_leased(now) || self.is_reserved(key) {
             return 0;
         }
         let Some(take) = self.take(now, key, cursor.next, batch) else {
@@ -386,6 +387,9 @@ impl<B: IoBuf> Shard<B> {
             }
         }
         job.claims = kept;
+        if auto_ack {
+            self.deliveries_ended();
+        }
         self.commit.push(self.log.appended(), Deferred::Claimed(Box::new(job)));
     }
 
@@ -515,6 +519,28 @@ impl<B: IoBuf> Shard<B> {
     // ---- giving back
 
     pub(super) fn given_back(
+        &mut self,
+        now: Now,
+        queue: String,
+        group: String,
+        lease_id: Option<LeaseId>,
+        claims: Vec<GivenBack>,
+        fx: &mut Effects<B>,
+    ) {
+        if !self.turns.is_empty() {
+            let keys =
+                claims.iter().filter_map(|given| self.cursor_key(given.partition_id, &group));
+            let touched: Vec<Resource> = keys.map(Resource::Cursor).collect();
+            if self.must_wait(touched.iter().copied()) {
+                let work = Waiting::GiveBack { queue, group, lease_id, claims };
+                self.stand_in_line(touched, work);
+                return;
+            }
+        }
+        self.take_back(now, &queue, &group, lease_id, &claims, fx);
+    }
+
+    pub(super) fn take_back(
         &mut self,
         now: Now,
         queue: &str,

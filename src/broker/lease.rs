@@ -4,6 +4,7 @@ use super::effect::Effects;
 use super::group::CursorKey;
 use super::shard::Shard;
 use super::task::Task;
+use super::turns::{Resource, Waiting};
 use crate::base::buf::IoBuf;
 use crate::base::ids::{LeaseId, ShardId, Token};
 use crate::base::limits;
@@ -44,6 +45,23 @@ impl<B: IoBuf> Shard<B> {
 
     /// Extends what lives here. A lapsed lease cannot be revived.
     pub(super) fn extend_owned(
+        &mut self,
+        now: Now,
+        from: ShardId,
+        task: TaskId,
+        lease_id: LeaseId,
+        seconds: u32,
+    ) {
+        let keys = self.state.leases.get(&lease_id).cloned().unwrap_or_default();
+        if self.must_wait(keys.iter().copied().map(Resource::Cursor)) {
+            let touched = keys.into_iter().map(Resource::Cursor).collect();
+            self.stand_in_line(touched, Waiting::Extend { from, task, lease_id, seconds });
+            return;
+        }
+        self.extend_leases(now, from, task, lease_id, seconds);
+    }
+
+    pub(super) fn extend_leases(
         &mut self,
         now: Now,
         from: ShardId,

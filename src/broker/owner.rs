@@ -75,6 +75,7 @@ impl<B: IoBuf> Shard<B> {
         match self.tasks.get(&task) {
             Some(Task::Push(_)) => self.push_queue_ready(task, result.err(), fx),
             Some(Task::Pop(_)) => self.pop_catalog_ready(now, task, result.err(), fx),
+            Some(Task::Transaction(_)) => self.transaction_queue_ready(now, task, result.err(), fx),
             Some(Task::Catalog(token)) => {
                 let token = *token;
                 self.tasks.remove(&task);
@@ -316,6 +317,7 @@ impl<B: IoBuf> Shard<B> {
                 PeerMsg::CatalogSync { queues, groups } => {
                     self.catalog_sync(now, from, &queues, &groups, fx);
                 }
+                PeerMsg::Resolved { transactions } => self.resolved(now, from, transactions),
                 other => unreachable!("{other:?} does not stall"),
             }
         }

@@ -11,6 +11,7 @@ use smallvec::SmallVec;
 
 use crate::base::hash::partition_hash;
 use crate::base::ids::{LogPosition, Offset, PartitionId, SegmentId, ShardId};
+use crate::base::time::Now;
 
 /// Place of a partition in its shard's tables: the counter of its id.
 pub type Slot = u32;
@@ -69,6 +70,11 @@ impl Partition {
     pub fn raise_high_watermark(&mut self, to: Offset) {
         assert!(to >= self.high_watermark && to <= self.next_offset, "high watermark out of order");
         self.high_watermark = to;
+    }
+
+    /// The stamp of an append made now: stamps of one partition grow strictly.
+    pub fn next_stamp(&self, now: Now) -> i64 {
+        now.wall_us.max(self.last_created_us.saturating_add(1))
     }
 
     /// The retained batches that overlap `from..=to`.

@@ -20,7 +20,7 @@ use crate::base::time::Now;
 use crate::base::uuid;
 use crate::model::command::{FrameGroup, PushItem};
 use crate::model::error::{ErrorCode, Refusal};
-use crate::model::frame;
+use crate::model::frame::{self, Marks};
 use crate::model::peer::{PeerMsg, PushBatch, PushPiece, TaskId};
 use crate::model::reply::{PushResult, Reply};
 
@@ -44,15 +44,15 @@ pub(super) struct PushTask {
 }
 
 #[derive(Debug)]
-struct PushPart {
+pub(super) struct PushPart {
     /// Places of its items in the request: where each run of neighbours begins, and its length.
-    runs: SmallVec<[(u32, u32); 2]>,
+    pub runs: SmallVec<[(u32, u32); 2]>,
     /// Its queue's owner must be asked before it is sent again.
     stale: bool,
     /// How often it has come back stale.
     retries: u32,
     /// The batch while it is here: waiting for its queue to exist.
-    batch: Option<PushBatch>,
+    pub batch: Option<PushBatch>,
 }
 
 impl PushPart {
@@ -83,14 +83,26 @@ impl PushPart {
 
 /// The parts of a request, by partition in first-seen order.
 #[derive(Default)]
-struct Parts<'a> {
-    parts: Vec<PushPart>,
+pub(super) struct Parts<'a> {
+    pub parts: Vec<PushPart>,
     /// Made with the second partition: most requests name one.
     by_name: Option<HashMap<(&'a str, &'a str), usize, ahash::RandomState>>,
     last: Option<((&'a str, &'a str), usize)>,
 }
 
 impl<'a> Parts<'a> {
+    /// Adds neighbouring messages that the client framed; returns the place behind them.
+    pub(super) fn add_group(&mut self, place: u32, group: FrameGroup<'a>) -> u32 {
+        let FrameGroup { queue, partition, piece } = group;
+        let part = self.of((queue, partition));
+        part.takes(place, piece.count);
+        let behind = place + piece.count;
+        let batch = part.batch.as_mut().expect("filled when it was made");
+        batch.count += piece.count;
+        batch.pieces.push(piece);
+        behind
+    }
+
     /// The part of a partition.
     fn of(&mut self, name: (&'a str, &'a str)) -> &mut PushPart {
         let at = match self.last {
@@ -145,19 +157,14 @@ impl<B: IoBuf> Shard<B> {
         }
         let mut parts = Parts::default();
         let mut items = 0;
-        for FrameGroup { queue, partition, piece } in groups {
-            let part = parts.of((queue, partition));
-            part.takes(items, piece.count);
-            items += piece.count;
-            let batch = part.batch.as_mut().expect("filled when it was made");
-            batch.count += piece.count;
-            batch.pieces.push(piece);
+        for group in groups {
+            items = parts.add_group(items, group);
         }
         self.push_parts(token, parts.parts, items as usize, fx);
     }
 
     /// False: refused, because too much waits for the disk already.
-    fn admits_push(&mut self, token: Token, fx: &mut Effects<B>) -> bool {
+    pub(super) fn admits_push(&mut self, token: Token, fx: &mut Effects<B>) -> bool {
         if self.undurable_bytes <= self.config.memory_bytes {
             return true;
         }
@@ -187,30 +194,49 @@ impl<B: IoBuf> Shard<B> {
     fn split(&mut self, now: Now, items: &[PushItem<'_>]) -> Vec<PushPart> {
         let mut parts = Parts::default();
         for (place, item) in items.iter().enumerate() {
-            let part = parts.of((&*item.queue, &*item.partition));
-            part.takes(place as u32, 1);
-            let batch = part.batch.as_mut().expect("filled when it was made");
-            let index = batch.count as usize;
-            batch.count += 1;
-            if batch.pieces.is_empty() {
-                let frames = Vec::with_capacity(framed_bytes(items, place));
-                batch.pieces = smallvec![PushPiece { frames, ..PushPiece::default() }];
-            }
-            let id = MessageId(uuid::mint_v7(now.wall_us, &mut self.prng));
-            let piece = &mut batch.pieces[0];
-            piece.count += 1;
-            match &item.transaction_id {
-                Some(given) => {
-                    frame::write_frame(&mut piece.frames, id, given.as_bytes(), item.payload);
-                }
-                None => {
-                    let text = uuid::to_text(&id.0);
-                    frame::write_frame(&mut piece.frames, id, &text, item.payload);
-                    batch.set_minted(index);
-                }
-            }
+            let bytes = || framed_bytes(items, place);
+            self.add_item(now, &mut parts, place, item, None, bytes);
         }
         parts.parts
+    }
+
+    /// Frames one item of a request. `bytes` says how much room its partition will want.
+    pub(super) fn add_item<'a>(
+        &mut self,
+        now: Now,
+        parts: &mut Parts<'a>,
+        place: usize,
+        item: &'a PushItem<'_>,
+        trace_id: Option<[u8; 16]>,
+        bytes: impl FnOnce() -> usize,
+    ) {
+        let part = parts.of((&*item.queue, &*item.partition));
+        part.takes(place as u32, 1);
+        let batch = part.batch.as_mut().expect("filled when it was made");
+        let index = batch.count as usize;
+        batch.count += 1;
+        if batch.pieces.is_empty() {
+            let frames = Vec::with_capacity(bytes());
+            batch.pieces = smallvec![PushPiece { frames, ..PushPiece::default() }];
+        }
+        let id = MessageId(uuid::mint_v7(now.wall_us, &mut self.prng));
+        let minted = uuid::to_text(&id.0);
+        let transaction_id = match &item.transaction_id {
+            Some(given) => given.as_bytes(),
+            None => {
+                batch.set_minted(index);
+                &minted
+            }
+        };
+        let piece = &mut batch.pieces[0];
+        piece.count += 1;
+        match trace_id {
+            None => frame::write_frame(&mut piece.frames, id, transaction_id, item.payload),
+            Some(trace_id) => {
+                let marks = Marks { trace_id: Some(trace_id), ..Marks::default() };
+                frame::write_marked(&mut piece.frames, id, transaction_id, marks, item.payload);
+            }
+        }
     }
 
     /// Sends every part that is still here and whose queue exists; asks about the other queues.
@@ -351,4 +377,4 @@ fn framed_bytes(items: &[PushItem<'_>], from: usize) -> usize {
 }
 
 /// Stands where an answer is still to come; none is left when all parts have answered.
-const UNKNOWN: PushResult = PushResult::Error { id: MessageId([0; 16]), text: "" };
+pub(super) const UNKNOWN: PushResult = PushResult::Error { id: MessageId([0; 16]), text: "" };

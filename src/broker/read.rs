@@ -380,6 +380,9 @@ impl<B: IoBuf> Shard<B> {
             Some(ReadUse::Ack { job, key }) => {
                 self.ack_read(now, job, key, result.as_ref().ok(), fx);
             }
+            Some(ReadUse::Share { transaction, key }) => {
+                self.share_read(now, transaction, key, result.ok(), fx);
+            }
             Some(ReadUse::DeadLetter { job, row }) => {
                 self.dead_letter_read(job, row, result.as_ref(), fx);
             }

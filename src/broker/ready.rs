@@ -57,7 +57,7 @@ impl<B: IoBuf> Shard<B> {
             // Not looked at yet: it is found by the scan, and that is news too.
             return true;
         }
-        if cursor.is_some_and(|c| c.queued || c.is_leased(now)) {
+        if cursor.is_some_and(|c| c.queued || c.is_leased(now)) || self.is_reserved(key) {
             return false;
         }
         let Some(next) = group.position(key.slot, partition) else { return false };

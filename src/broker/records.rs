@@ -14,6 +14,16 @@ pub const BATCH: u8 = 21;
 pub const CURSOR: u8 = 22;
 pub const LOG_START: u8 = 23;
 pub const DEAD_LETTER_DELETED: u8 = 24;
+/// A transaction whole on this shard.
+pub const TRANSACTION: u8 = 26;
+/// This shard's share of a transaction across shards, to be applied or not.
+pub const PREPARE: u8 = 27;
+/// The coordinator's decision, with its own share.
+pub const COMMIT: u8 = 28;
+/// What became of a prepared share.
+pub const END: u8 = 29;
+/// Messages that a transaction's record refers to. Without that record they are nothing.
+pub const TRANSACTION_BATCH: u8 = 30;
 
 /// The body of a record is not what its kind promises. Its checksum was right, so this is a
 /// bug or a newer writer, not damage.
@@ -329,13 +339,20 @@ impl CursorRecord {
 /// The id table at the end of a batch's body: one fingerprint per message, in offset order.
 /// The lowest bit says whether the broker minted the id, which then needs no dedup entry.
 pub fn id_table(body: &[u8], count: u32) -> Option<impl Iterator<Item = u64> + '_> {
+    id_table_bytes(body, count).map(table_entries)
+}
+
+pub fn id_table_bytes(body: &[u8], count: u32) -> Option<&[u8]> {
     let bytes = count as usize * 8;
-    let table = body.get(body.len().checked_sub(bytes)?..)?;
-    Some(table.chunks_exact(8).map(|c| {
+    body.get(body.len().checked_sub(bytes)?..)
+}
+
+pub fn table_entries(table: &[u8]) -> impl Iterator<Item = u64> + '_ {
+    table.chunks_exact(8).map(|c| {
         let mut word = [0; 8];
         word.copy_from_slice(c);
         u64::from_le_bytes(word)
-    }))
+    })
 }
 
 /// Bit of an id table entry that marks a minted id.

@@ -39,6 +39,7 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         self.retry_stalled(now, fx);
+        self.retry_stalled_ends(now, fx);
         let keep = self
             .state
             .catalog

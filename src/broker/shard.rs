@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::ack::AckJob;
-use super::append::{BlockedPushes, Nonces, Scratch, WaitingPush};
+use super::append::{Nonces, Scratch, WaitingPush};
 use super::claim::ClaimJob;
 use super::commit::CommitQueue;
 use super::effect::{Done, Effect, Effects};
@@ -19,9 +19,12 @@ use super::partition::Slot;
 use super::pinned::Pinned;
 use super::read::ReadJob;
 use super::records;
+use super::share::ShareJob;
 use super::start::Start;
 use super::state::State;
 use super::task::Task;
+use super::transact::Coordinated;
+use super::turns::{Ticket, Turns, Waiting};
 use crate::base::buf::IoBuf;
 use crate::base::cipher::Keys;
 use crate::base::hash::queue_hash;
@@ -34,6 +37,7 @@ use crate::model::command::Command;
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::peer::{PeerMsg, TaskId};
 use crate::model::reply::{PopReply, Reply};
+use crate::model::transaction::TransactionId;
 
 /// What a shard is told once, at its start.
 #[derive(Clone, Debug)]
@@ -105,6 +109,8 @@ pub(super) enum Deferred<B> {
     CatalogSynced {
         from: ShardId,
     },
+    /// Our commit record of a transaction: it is decided.
+    Committed(TransactionId),
 }
 
 /// What a finished read of the log is for.
@@ -113,6 +119,7 @@ pub(super) enum ReadUse {
     Claim { job: u64, claim: usize, batch: usize },
     Push { job: u64, key: LogPosition },
     Ack { job: u64, key: LogPosition },
+    Share { transaction: TransactionId, key: LogPosition },
     DeadLetter { job: u64, row: usize },
 }
 
@@ -147,10 +154,17 @@ pub struct Shard<B: IoBuf> {
     pub(super) pops: BTreeMap<Token, TaskId>,
     pub(super) claim_jobs: HashMap<u64, Box<ClaimJob<B>>, ahash::RandomState>,
     pub(super) waiting_pushes: BTreeMap<u64, WaitingPush<B>>,
-    pub(super) blocked_pushes: BlockedPushes,
     /// Always there but inside the step that uses it.
     pub(super) scratch: Option<Box<Scratch>>,
     pub(super) nonces: Nonces,
+    /// Work in line behind transactions and pushes that read, and whose turn has come.
+    pub(super) turns: Turns,
+    pub(super) waiting: BTreeMap<Ticket, Waiting>,
+    pub(super) due: VecDeque<Ticket>,
+    pub(super) shares: BTreeMap<TransactionId, ShareJob<B>>,
+    pub(super) coordinated: BTreeMap<TransactionId, Coordinated>,
+    /// Ends of transactions that the log had no room for: applied when it has.
+    pub(super) stalled_ends: VecDeque<(TransactionId, bool)>,
     pub(super) ack_jobs: BTreeMap<u64, AckJob>,
     pub(super) read_jobs: BTreeMap<u64, ReadJob>,
     pub(super) reads: HashMap<u64, ReadUse, ahash::RandomState>,
@@ -181,6 +195,7 @@ impl<B: IoBuf> Shard<B> {
             Command::PushFrames(groups) => self.push_frames(groups, token, fx),
             Command::Pop(request) => self.pop(now, &request, token, fx),
             Command::Ack(request) => self.ack(now, request, token, fx),
+            Command::Transact(request) => self.transact(now, request, token, fx),
             Command::ExtendLease { lease_id, seconds } => {
                 self.extend(lease_id, seconds, token, fx);
             }
@@ -286,6 +301,10 @@ impl<B: IoBuf> Shard<B> {
                 self.receive(now, self.config.shard, msg, fx);
                 moved = true;
             }
+            while let Some(ticket) = self.due.pop_front() {
+                self.turn_came(now, ticket, fx);
+                moved = true;
+            }
             while let Some(deferred) = self.commit.pop_durable(self.answerable()) {
                 self.durable(now, deferred, fx);
                 moved = true;
@@ -329,6 +348,7 @@ impl<B: IoBuf> Shard<B> {
             Deferred::ChangeDurable(id) => self.change_durable(now, id, fx),
             Deferred::Claimed(job) => self.claim_durable(now, *job, fx),
             Deferred::CatalogSynced { from } => self.send(from, PeerMsg::CatalogSynced, fx),
+            Deferred::Committed(transaction) => self.committed(now, transaction, fx),
         }
     }
 
@@ -348,6 +368,9 @@ impl<B: IoBuf> Shard<B> {
                     }
                 }
                 Deferred::Claimed(job) => self.claim_failed(*job, &refusal, fx),
+                Deferred::Committed(transaction) => {
+                    self.transaction_failed(transaction, &refusal, fx);
+                }
                 Deferred::Visible { .. }
                 | Deferred::ChangeDurable(_)
                 | Deferred::CatalogSynced { .. } => {}
@@ -410,11 +433,34 @@ impl<B: IoBuf> Shard<B> {
                 self.ready(now, from, queue, group, count, oldest_us, fx);
             }
             PeerMsg::GiveBack { queue, group, lease_id, claims } => {
-                self.given_back(now, &queue, &group, lease_id, &claims, fx);
+                self.given_back(now, queue, group, lease_id, claims, fx);
             }
             PeerMsg::Unparked { task, queue } => self.unparked(now, task, &queue, fx),
             PeerMsg::Ack { task, group, acks } => self.ack_owned(now, from, task, group, acks, fx),
             PeerMsg::Acked { task, result } => self.acked(task, result, fx),
+            PeerMsg::Transact { task, transaction, share } => {
+                self.take_share(transaction, from, Some(task), share);
+            }
+            PeerMsg::Transacted { task, transaction, result } => {
+                self.transacted(now, task, transaction, result, fx);
+            }
+            PeerMsg::Reserve { transaction, share } => {
+                self.take_share(transaction, from, None, share);
+            }
+            PeerMsg::Vote { transaction, result } => {
+                self.voted(now, from, transaction, result, fx);
+            }
+            PeerMsg::Prepare { transaction } => self.prepare(now, transaction, fx),
+            PeerMsg::Prepared { transaction, result } => {
+                self.prepared(now, transaction, result, fx);
+            }
+            PeerMsg::Commit { transaction } => self.end_share(now, transaction, true, fx),
+            PeerMsg::Abort { transaction } => self.end_share(now, transaction, false, fx),
+            PeerMsg::Applied { transaction } => self.applied(now, transaction, fx),
+            PeerMsg::Ended { transaction } => self.ended(transaction),
+            PeerMsg::Unresolved { transactions } => self.unresolved(from, &transactions, fx),
+            PeerMsg::Resolved { transactions } => self.resolved(now, from, transactions),
+            PeerMsg::AllEnded => self.all_ended(from),
             PeerMsg::Extend { task, lease_id, seconds } => {
                 self.extend_owned(now, from, task, lease_id, seconds);
             }

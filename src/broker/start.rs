@@ -13,8 +13,11 @@ use super::group::CursorKey;
 use super::line::Lines;
 use super::owner::Owner;
 use super::pinned::Pinned;
+use super::records;
 use super::shard::{Counters, Deferred, Event, OpenRefused, OpenReport, Shard, ShardConfig};
 use super::state::State;
+use super::turns::Turns;
+use super::undecided::encode_end;
 use crate::base::buf::IoBuf;
 use crate::base::ids::ShardId;
 use crate::base::prng::Prng;
@@ -23,6 +26,7 @@ use crate::log::storage::Storage;
 use crate::log::{Log, LogConfig, Marks, Record};
 use crate::model::error::Refusal;
 use crate::model::peer::{CatalogChange, GroupImage, PeerMsg, QueueImage};
+use crate::model::transaction::TransactionId;
 
 /// Which peers this shard still waits for.
 #[derive(Default, Debug)]
@@ -32,6 +36,10 @@ pub(super) struct Start {
     unheard: BTreeSet<ShardId>,
     /// Peers that have not reported our catalog durable.
     unsynced: BTreeSet<ShardId>,
+    /// Peers that have not said what became of transactions they coordinated.
+    undecided: BTreeSet<ShardId>,
+    /// Peers that may still ask what became of transactions this shard coordinated.
+    asking: BTreeSet<ShardId>,
 }
 
 impl Start {
@@ -74,6 +82,7 @@ impl<B: IoBuf> Shard<B> {
         state.parts.raise_next_counter(recovery.marks.partition_counter);
         // The records it was raised from may go before another partition is made.
         log.set_marks(Marks { partition_counter: state.parts.next_counter(), ..Marks::default() });
+        state.undecided.forget_loose();
         let mut shard = Self::assemble(config, log, state);
         shard.state.deadlines.insert(now.after_ms(super::retention::STEP_MS), Event::Housekeeping);
         shard.revive_timers();
@@ -105,7 +114,12 @@ impl<B: IoBuf> Shard<B> {
             pops: BTreeMap::new(),
             claim_jobs: HashMap::with_hasher(hasher()),
             waiting_pushes: BTreeMap::new(),
-            blocked_pushes: BTreeMap::new(),
+            turns: Turns::default(),
+            waiting: BTreeMap::new(),
+            due: VecDeque::new(),
+            shares: BTreeMap::new(),
+            coordinated: BTreeMap::new(),
+            stalled_ends: VecDeque::new(),
             ack_jobs: BTreeMap::new(),
             read_jobs: BTreeMap::new(),
             reads: HashMap::with_hasher(hasher()),
@@ -113,7 +127,13 @@ impl<B: IoBuf> Shard<B> {
             stalled: VecDeque::new(),
             lines: Lines::default(),
             pinned: Pinned::default(),
-            start: Start { started: false, unheard: others.clone(), unsynced: others },
+            start: Start {
+                started: false,
+                unheard: others.clone(),
+                unsynced: others.clone(),
+                undecided: others.clone(),
+                asking: others,
+            },
             draining: false,
             stopping: false,
             counters: Counters::default(),
@@ -128,9 +148,8 @@ impl<B: IoBuf> Shard<B> {
         let mut keys: Vec<CursorKey> = self.state.leases.values().flatten().copied().collect();
         keys.sort_unstable();
         for key in keys {
-            let Some(expires) =
-                self.state.cursor(key).and_then(|c| c.lease.as_ref()).map(|l| l.expires)
-            else {
+            let lease = self.state.cursor(key).and_then(|c| c.lease.as_ref());
+            let Some(expires) = lease.filter(|l| l.timer.is_none()).map(|l| l.expires) else {
                 continue;
             };
             let timer = self.state.deadlines.insert(expires, Event::LeaseExpires(key));
@@ -165,6 +184,11 @@ impl<B: IoBuf> Shard<B> {
         for peer in self.others() {
             let (queues, groups) = (queues.clone(), groups.clone());
             fx.send(peer, PeerMsg::CatalogSync { queues, groups });
+            let transactions = self.state.undecided.prepared_for(peer);
+            fx.send(peer, PeerMsg::Unresolved { transactions });
+        }
+        if self.config.shards == 1 {
+            self.state.forget_commits();
         }
         self.settle(now, fx);
     }
@@ -174,7 +198,55 @@ impl<B: IoBuf> Shard<B> {
         start.started
             && start.unheard.is_empty()
             && start.unsynced.is_empty()
+            && start.undecided.is_empty()
+            && start.asking.is_empty()
             && self.log.has_begun()
+    }
+
+    // ---- transactions found prepared
+
+    /// A peer found shares prepared for transactions this shard coordinated. Without a commit
+    /// record they never happened.
+    pub(super) fn unresolved(
+        &mut self,
+        from: ShardId,
+        transactions: &[TransactionId],
+        fx: &mut Effects<B>,
+    ) {
+        let outcome = |id: &TransactionId| (*id, self.state.undecided.is_committed(*id));
+        let transactions = transactions.iter().map(outcome).collect();
+        self.send(from, PeerMsg::Resolved { transactions }, fx);
+    }
+
+    /// Ends them here. What the log has no room for now is tried again; until then this shard
+    /// is not ready.
+    pub(super) fn resolved(
+        &mut self,
+        now: Now,
+        from: ShardId,
+        transactions: Vec<(TransactionId, bool)>,
+    ) {
+        let mut rest = transactions.into_iter();
+        while let Some((id, committed)) = rest.next() {
+            if self.append(records::END, 0, &[&encode_end(id, committed)]).is_err() {
+                let transactions = std::iter::once((id, committed)).chain(rest).collect();
+                let msg = PeerMsg::Resolved { transactions };
+                return self.stalled.push_back((from, msg));
+            }
+            let ended = self.state.end_prepared(id, committed, now);
+            assert!(ended.is_ok(), "its effects were read when they were replayed");
+        }
+        self.revive_timers();
+        self.start.undecided.remove(&from);
+        self.send_durable(from, PeerMsg::AllEnded);
+    }
+
+    /// A peer will not ask again.
+    pub(super) fn all_ended(&mut self, from: ShardId) {
+        self.start.asking.remove(&from);
+        if self.start.asking.is_empty() {
+            self.state.forget_commits();
+        }
     }
 
     /// What another shard owns, as its log has it. Where the log has no room now, it is tried

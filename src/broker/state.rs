@@ -15,6 +15,7 @@ use super::records::{
 };
 use super::segments::Segments;
 use super::shard::Event;
+use super::undecided::Undecided;
 use crate::base::ids::{LeaseId, Offset, PartitionId, SegmentId, ShardId};
 use crate::base::limits;
 use crate::base::time::{Deadline, Now};
@@ -39,6 +40,8 @@ pub(super) struct State {
     pub reaping: VecDeque<Slot>,
     /// No incarnation up to here is given out again.
     pub incarnation: u64,
+    /// What the log knows of transactions across shards.
+    pub undecided: Undecided,
 }
 
 impl State {
@@ -55,6 +58,7 @@ impl State {
             dead_letters: DeadLetters::default(),
             reaping: VecDeque::new(),
             incarnation: 0,
+            undecided: Undecided::default(),
         }
     }
 
@@ -178,7 +182,7 @@ impl State {
     }
 
     /// A stored batch, not yet deliverable.
-    pub fn add_batch(&mut self, slot: Slot, batch: BatchRef) {
+    fn add_batch(&mut self, slot: Slot, batch: BatchRef) {
         let Some(partition) = self.parts.get_mut(slot) else { return };
         if partition.batches.is_empty() && partition.next_offset < batch.base {
             // Everything before it was dropped by retention.
@@ -330,51 +334,61 @@ impl State {
                 let mut body = records::Reader(record.body);
                 self.move_log_start(slot_of_key(record.key)?, Offset(body.u64()?), Some(at));
             }
+            records::TRANSACTION
+            | records::PREPARE
+            | records::COMMIT
+            | records::END
+            | records::TRANSACTION_BATCH => self.replay_transaction(record, now)?,
             _ => return Err(Malformed),
         }
         Ok(())
     }
 
     fn replay_batch(&mut self, record: &Record<'_>, now: Now) -> Result<(), Malformed> {
-        let head = BatchHead::decode(record.body).ok_or(Malformed)?;
-        let slot = slot_of_key(record.key)?;
-        let Some(partition) = self.parts.get(slot) else { return Ok(()) };
+        let (stored, table) = batch_of(record)?;
+        self.take_batch(slot_of_key(record.key)?, stored, table, now);
+        Ok(())
+    }
+
+    /// A batch that the log holds: its messages can be had.
+    pub(super) fn take_batch(&mut self, slot: Slot, stored: BatchRef, table: &[u8], now: Now) {
+        let Some(partition) = self.parts.get(slot) else { return };
         let window = self.queue_of(partition).map_or(0, |q| id_keep_seconds(&q.image.options));
         let keep_us = i64::try_from(window).unwrap_or(i64::MAX).saturating_mul(1_000_000);
-        self.add_batch(
-            slot,
-            BatchRef {
-                at: record.at,
-                base: head.base_offset,
-                created_at_us: head.created_at_us,
-                bytes: record.bytes,
-                count: head.count,
-            },
-        );
-        let partition = self.parts.get_mut(slot).expect("found above");
-        let next = partition.next_offset;
-        partition.raise_high_watermark(next);
-        if head.created_at_us.saturating_add(keep_us) < now.wall_us {
-            return Ok(());
+        let in_window = stored.created_at_us.saturating_add(keep_us) >= now.wall_us;
+        self.install_batch(slot, stored, if in_window { table } else { &[] });
+        if let Some(partition) = self.parts.get_mut(slot) {
+            partition.raise_high_watermark(partition.next_offset);
         }
+    }
+
+    /// A stored batch with the ids it is to be known by, not yet deliverable.
+    pub fn install_batch(&mut self, slot: Slot, stored: BatchRef, table: &[u8]) {
+        self.add_batch(slot, stored);
         let id = self.id_of(slot);
-        let table = records::id_table(record.body, head.count).ok_or(Malformed)?;
-        for (i, entry) in table.enumerate().filter(|(_, entry)| !records::is_minted(*entry)) {
-            let offset = Offset(head.base_offset.0 + i as u64);
-            let fingerprint = records::table_fingerprint(entry);
-            self.dedup.insert(id, fingerprint, offset, head.created_at_us);
+        for (i, entry) in records::table_entries(table).enumerate() {
+            if !records::is_minted(entry) {
+                let offset = Offset(stored.base.0 + i as u64);
+                let fingerprint = records::table_fingerprint(entry);
+                self.dedup.insert(id, fingerprint, offset, stored.created_at_us);
+            }
         }
-        self.segments.saw_ids(record.at.segment(), head.created_at_us);
-        Ok(())
+        if !table.is_empty() {
+            self.segments.saw_ids(stored.at.segment(), stored.created_at_us);
+        }
     }
 
     fn replay_cursor(&mut self, record: &Record<'_>, now: Now) -> Result<(), Malformed> {
         let body = CursorRecord::decode(record.body)?;
-        let slot = slot_of_key(record.key)?;
-        let Some(queue) = self.parts.get(slot).map(|p| p.queue) else { return Ok(()) };
-        let Some(q) = self.catalog.get_mut(queue) else { return Ok(()) };
+        self.take_cursor(slot_of_key(record.key)?, body, record.at.segment(), now);
+        Ok(())
+    }
+
+    /// The state of a cursor as the log holds it, with the dead letters of the same step.
+    pub(super) fn take_cursor(&mut self, slot: Slot, body: CursorRecord, at: SegmentId, now: Now) {
+        let Some(queue) = self.parts.get(slot).map(|p| p.queue) else { return };
+        let Some(q) = self.catalog.get_mut(queue) else { return };
         let key = CursorKey { queue, group: q.group_slot_or_insert(&body.group), slot };
-        let at = record.at.segment();
         let old = self.cursor(key).and_then(|c| c.segment);
         self.segments.moved(old, at);
         let mut cursor = Cursor::at(body.next);
@@ -391,11 +405,24 @@ impl State {
         for filed in body.filed {
             self.file(key, filed, at);
         }
-        Ok(())
     }
 }
 
-fn slot_of_key(key: u64) -> Result<Slot, Malformed> {
+/// What a batch record says: where it lies, and its id table.
+pub(super) fn batch_of<'a>(record: &Record<'a>) -> Result<(BatchRef, &'a [u8]), Malformed> {
+    let head = BatchHead::decode(record.body).ok_or(Malformed)?;
+    let table = records::id_table_bytes(record.body, head.count).ok_or(Malformed)?;
+    let stored = BatchRef {
+        at: record.at,
+        base: head.base_offset,
+        created_at_us: head.created_at_us,
+        bytes: record.bytes,
+        count: head.count,
+    };
+    Ok((stored, table))
+}
+
+pub(super) fn slot_of_key(key: u64) -> Result<Slot, Malformed> {
     Slot::try_from(PartitionId(key).counter()).or(Err(Malformed))
 }
 

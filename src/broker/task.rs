@@ -6,11 +6,13 @@ use super::pop::PopTask;
 use super::push::PushTask;
 use super::read::ReadTask;
 use super::shard::{Deferred, Shard};
+use super::transact::TransactionTask;
 use crate::base::buf::IoBuf;
 use crate::base::ids::Token;
 use crate::model::error::Refusal;
 use crate::model::peer::{PeerMsg, TaskId};
 use crate::model::reply::Reply;
+use crate::model::transaction::ShareFailure;
 
 /// What waits, by operation.
 #[derive(Debug)]
@@ -18,6 +20,7 @@ pub(super) enum Task<B> {
     Push(PushTask),
     Pop(Box<PopTask<B>>),
     Ack(AckTask),
+    Transaction(Box<TransactionTask>),
     Extend(ExtendTask),
     /// A configure or delete, answered as soon as the owner says so.
     Catalog(Token),
@@ -48,6 +51,16 @@ pub(super) fn failed(msg: PeerMsg, refusal: &Refusal) -> Option<PeerMsg> {
         }
         PeerMsg::Empty { task, queue } => PeerMsg::Empty { task, queue },
         PeerMsg::Acked { task, .. } => PeerMsg::Acked { task, result: Err(refusal) },
+        PeerMsg::Transacted { task, transaction, .. } => {
+            let result = Err(ShareFailure::Refused(refusal));
+            PeerMsg::Transacted { task, transaction, result }
+        }
+        PeerMsg::Vote { transaction, .. } => {
+            PeerMsg::Vote { transaction, result: Err(ShareFailure::Refused(refusal)) }
+        }
+        PeerMsg::Prepared { transaction, .. } => {
+            PeerMsg::Prepared { transaction, result: Err(refusal) }
+        }
         PeerMsg::ExtendedPart { task, .. } => PeerMsg::ExtendedPart { task, result: Err(refusal) },
         PeerMsg::ReadDone { task, .. } => PeerMsg::ReadDone { task, result: Err(refusal) },
         PeerMsg::CatalogDone { task, .. } => PeerMsg::CatalogDone { task, result: Err(refusal) },

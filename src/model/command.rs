@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::options::OptionsPatch;
 use super::peer::PushPiece;
+use super::transaction::TransactionRequest;
 use crate::base::ids::{Offset, PartitionId};
 
 /// The group of a pop or an ack that names none.
@@ -19,6 +20,7 @@ pub enum Command<'a> {
     PushFrames(Vec<FrameGroup<'a>>),
     Pop(PopRequest<'a>),
     Ack(&'a AckRequest<'a>),
+    Transact(TransactionRequest<'a>),
     ExtendLease {
         lease_id: &'a str,
         seconds: u32,

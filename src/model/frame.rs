@@ -39,11 +39,43 @@ pub fn write_frame(out: &mut Vec<u8>, id: MessageId, transaction_id: &[u8], payl
     out.extend_from_slice(payload);
 }
 
+/// What a frame carries beside id, transaction id and payload.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Marks<'a> {
+    pub trace_id: Option<[u8; 16]>,
+    pub producer: Option<&'a [u8]>,
+}
+
+/// Appends one frame with its marks.
+pub fn write_marked(
+    out: &mut Vec<u8>,
+    id: MessageId,
+    transaction_id: &[u8],
+    marks: Marks<'_>,
+    payload: &[u8],
+) {
+    let flag = |flag, set: bool| if set { flag } else { 0 };
+    let frame = Frame {
+        flags: flag(FLAG_TRACE, marks.trace_id.is_some())
+            | flag(FLAG_PRODUCER, marks.producer.is_some()),
+        id,
+        trace_id: marks.trace_id,
+        transaction_id,
+        producer: marks.producer,
+        payload,
+    };
+    rewrite(out, &frame, frame.flags, |out| out.extend_from_slice(payload));
+}
+
 /// Appends `frame` again with another payload, as it is kept at rest: flagged encrypted.
 pub fn write_encrypted(out: &mut Vec<u8>, frame: &Frame<'_>, seal: impl FnOnce(&mut Vec<u8>)) {
+    rewrite(out, frame, frame.flags | FLAG_ENCRYPTED, seal);
+}
+
+fn rewrite(out: &mut Vec<u8>, frame: &Frame<'_>, flags: u8, payload: impl FnOnce(&mut Vec<u8>)) {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
-    out.push(frame.flags | FLAG_ENCRYPTED);
+    out.push(flags);
     out.extend_from_slice(&frame.id.0);
     if let Some(trace_id) = &frame.trace_id {
         out.extend_from_slice(trace_id);
@@ -52,7 +84,7 @@ pub fn write_encrypted(out: &mut Vec<u8>, frame: &Frame<'_>, seal: impl FnOnce(&
         out.extend_from_slice(&(text.len() as u16).to_le_bytes());
         out.extend_from_slice(text);
     }
-    seal(out);
+    payload(out);
     let body_len = (out.len() - start - 4) as u32;
     out[start..start + 4].copy_from_slice(&body_len.to_le_bytes());
 }
@@ -160,6 +192,27 @@ mod tests {
         for end in 0..bytes.len() {
             assert_eq!(split_frame(&bytes[..end]), None);
         }
+    }
+
+    #[test]
+    fn marks_are_written_as_they_are_read() {
+        let marks = [
+            Marks::default(),
+            Marks { trace_id: Some([3; 16]), producer: None },
+            Marks { trace_id: Some([4; 16]), producer: Some(b"me") },
+        ];
+        for marks in marks {
+            let mut bytes = Vec::new();
+            write_marked(&mut bytes, MessageId([7; 16]), b"t-1", marks, b"[]");
+            let (frame, rest) = split_frame(&bytes).unwrap();
+            assert!(rest.is_empty());
+            assert_eq!((frame.transaction_id, frame.payload), (&b"t-1"[..], &b"[]"[..]));
+            assert_eq!(Marks { trace_id: frame.trace_id, producer: frame.producer }, marks);
+        }
+        let (mut plain, mut marked) = (Vec::new(), Vec::new());
+        write_frame(&mut plain, MessageId([7; 16]), b"t", b"1");
+        write_marked(&mut marked, MessageId([7; 16]), b"t", Marks::default(), b"1");
+        assert_eq!(plain, marked);
     }
 
     #[test]

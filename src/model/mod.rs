@@ -6,3 +6,4 @@ pub mod frame;
 pub mod options;
 pub mod peer;
 pub mod reply;
+pub mod transaction;

@@ -10,6 +10,7 @@ use super::command::{AckStatus, ReadRequest, Subscription};
 use super::error::Refusal;
 use super::options::{OptionsPatch, QueueOptions};
 use super::reply::{AckResult, Counts, PartitionRow, PushResult, ShardStats};
+use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
 use crate::base::ids::{LeaseId, Offset, PartitionId};
 use crate::base::time::Deadline;
 
@@ -394,6 +395,60 @@ pub enum PeerMsg {
         task: TaskId,
         result: Result<(u32, Option<i64>), Refusal>,
     },
+
+    // Transactions.
+    /// All of it lies on this shard: do it.
+    Transact {
+        task: TaskId,
+        transaction: TransactionId,
+        share: SharedShare,
+    },
+    Transacted {
+        task: TaskId,
+        transaction: TransactionId,
+        result: Result<ShareOutcome, ShareFailure>,
+    },
+    /// Reserve what the share touches and judge it; the sender coordinates.
+    Reserve {
+        transaction: TransactionId,
+        share: SharedShare,
+    },
+    Vote {
+        transaction: TransactionId,
+        result: Result<ShareOutcome, ShareFailure>,
+    },
+    /// All have voted for it: make the share durable, to be applied or not.
+    Prepare {
+        transaction: TransactionId,
+    },
+    Prepared {
+        transaction: TransactionId,
+        result: Result<(), Refusal>,
+    },
+    Commit {
+        transaction: TransactionId,
+    },
+    Abort {
+        transaction: TransactionId,
+    },
+    /// The share is applied and can be seen.
+    Applied {
+        transaction: TransactionId,
+    },
+    /// That it is applied is durable: the commit record is not needed for it any more.
+    Ended {
+        transaction: TransactionId,
+    },
+    // Start: what became of transactions that a shard found prepared.
+    Unresolved {
+        transactions: Vec<TransactionId>,
+    },
+    /// Each with whether it was committed.
+    Resolved {
+        transactions: Vec<(TransactionId, bool)>,
+    },
+    /// The ends of all that was asked about are durable.
+    AllEnded,
 
     // Reads over all shards.
     Read {

@@ -2,6 +2,7 @@
 
 use super::error::Refusal;
 use super::options::QueueOptions;
+use super::transaction::TransactionReply;
 use crate::base::buf::Gather;
 use crate::base::ids::{LeaseId, MessageId, Offset, PartitionId, SegmentId, ShardId};
 
@@ -12,6 +13,7 @@ pub enum Reply<B> {
     Pop(PopReply<B>),
     /// One result per item, in request order.
     Ack(Vec<AckResult>),
+    Transaction(TransactionReply),
     Extended(Extended),
     Configured {
         queue_id: [u8; 16],

@@ -64,7 +64,7 @@ pub fn decode_batch(body: &[u8]) -> Result<AckRequest<'_>, Refusal> {
     Ok(AckRequest { group, items })
 }
 
-fn check_group(named: Option<Text<'_>>) -> Result<Cow<'_, str>, Refusal> {
+pub(super) fn check_group(named: Option<Text<'_>>) -> Result<Cow<'_, str>, Refusal> {
     let group = match named {
         Some(Text(group)) if !group.is_empty() => group,
         _ => Cow::Borrowed(QUEUE_MODE),
@@ -87,7 +87,7 @@ impl<'a> WireItem<'a> {
 
 /// Exact words; any other, other case included, is a failure. Taking an unknown word for a
 /// success would lose the message.
-fn status(word: Option<&str>) -> AckStatus {
+pub(super) fn status(word: Option<&str>) -> AckStatus {
     match word {
         None | Some("completed" | "success" | "acked" | "ok") => AckStatus::Completed,
         Some("retry") => AckStatus::Retry,
@@ -97,7 +97,7 @@ fn status(word: Option<&str>) -> AckStatus {
 }
 
 /// Decimal digits, as a string or as a number.
-fn partition_id(raw: &RawValue) -> Option<PartitionId> {
+pub(super) fn partition_id(raw: &RawValue) -> Option<PartitionId> {
     let text = json::lenient_text(raw);
     if !text.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -106,7 +106,7 @@ fn partition_id(raw: &RawValue) -> Option<PartitionId> {
 }
 
 /// Shortens an error text to its limit, at a character boundary.
-fn cut(text: Cow<'_, str>) -> Cow<'_, str> {
+pub(super) fn cut(text: Cow<'_, str>) -> Cow<'_, str> {
     if text.len() <= limits::ERROR_TEXT_BYTES_MAX {
         return text;
     }

@@ -24,6 +24,7 @@ pub mod push_binary;
 pub mod query;
 pub mod queues;
 pub mod resources;
+pub mod transact;
 
 use crate::base::limits;
 use crate::model::error::{ErrorCode, Refusal};

@@ -45,23 +45,32 @@ struct WireItem<'a> {
 
 impl<'a> WireItem<'a> {
     fn check(self) -> Result<PushItem<'a>, Refusal> {
-        let partition = match self.partition {
-            Some(Text(name)) if !name.is_empty() => name,
-            _ => Cow::Borrowed(DEFAULT_PARTITION),
-        };
-        check_names(&self.queue, [&partition, ""])?;
-        let transaction_id = self.transaction_id.map(|Text(id)| id).filter(|id| !id.is_empty());
-        let id_bytes = transaction_id.as_ref().map_or(0, |id| id.len());
-        if id_bytes > limits::TRANSACTION_ID_BYTES_MAX {
-            let text = format!(
-                "a transactionId takes {id_bytes} bytes, the limit is {}",
-                limits::TRANSACTION_ID_BYTES_MAX
-            );
-            return Err(Refusal::new(ErrorCode::BadRequest, text));
-        }
-        let payload = self.payload.get().as_bytes();
-        Ok(PushItem { queue: self.queue, partition, transaction_id, payload })
+        check_item(self.queue, self.partition, self.transaction_id, self.payload)
     }
+}
+
+/// One item within the limits, with its defaults.
+pub(super) fn check_item<'a>(
+    queue: Cow<'a, str>,
+    partition: Option<Text<'a>>,
+    transaction_id: Option<Text<'a>>,
+    payload: &'a RawValue,
+) -> Result<PushItem<'a>, Refusal> {
+    let partition = match partition {
+        Some(Text(name)) if !name.is_empty() => name,
+        _ => Cow::Borrowed(DEFAULT_PARTITION),
+    };
+    check_names(&queue, [&partition, ""])?;
+    let transaction_id = transaction_id.map(|Text(id)| id).filter(|id| !id.is_empty());
+    let id_bytes = transaction_id.as_ref().map_or(0, |id| id.len());
+    if id_bytes > limits::TRANSACTION_ID_BYTES_MAX {
+        let text = format!(
+            "a transactionId takes {id_bytes} bytes, the limit is {}",
+            limits::TRANSACTION_ID_BYTES_MAX
+        );
+        return Err(Refusal::new(ErrorCode::BadRequest, text));
+    }
+    Ok(PushItem { queue, partition, transaction_id, payload: payload.get().as_bytes() })
 }
 
 /// What an answer repeats of an item: its queue, and its transaction id where it came with one.
@@ -69,7 +78,11 @@ pub type Label<'a> = (&'a str, Option<&'a [u8]>);
 
 /// The labels of items that were read from a body.
 pub fn labels<'a>(items: &'a [PushItem<'_>]) -> impl ExactSizeIterator<Item = Label<'a>> {
-    items.iter().map(|item| (&*item.queue, item.transaction_id.as_ref().map(|id| id.as_bytes())))
+    items.iter().map(label)
+}
+
+pub(super) fn label<'a>(item: &'a PushItem<'_>) -> Label<'a> {
+    (&*item.queue, item.transaction_id.as_ref().map(|id| id.as_bytes()))
 }
 
 /// Writes the answer: one object per item, in request order.

@@ -131,7 +131,12 @@ pub struct FramedBody<'a> {
 
 impl<'a> FramedBody<'a> {
     pub fn new(body: &'a Bytes) -> Result<Self, Refusal> {
-        let mut reader = Reader(body.get(5..).unwrap_or_default());
+        Self::behind(body, 5)
+    }
+
+    /// The groups that begin with the count at `from`.
+    pub(super) fn behind(body: &'a Bytes, from: usize) -> Result<Self, Refusal> {
+        let mut reader = Reader(body.get(from..).unwrap_or_default());
         let left = reader.u32()?;
         Ok(Self { body, reader, left, room: limits::INFLATED_BYTES_MAX, messages: 0 })
     }

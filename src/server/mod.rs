@@ -26,5 +26,6 @@ pub mod serve;
 pub mod settings;
 pub mod shard;
 pub mod sys;
+mod transact;
 pub mod unpark;
 pub mod watch;

@@ -13,8 +13,9 @@ use super::node::Node;
 use super::process;
 use super::route::{self, Route};
 use super::shard::{Claimed, ShardHandle};
+use super::transact;
 use crate::http::{Request, Target};
-use crate::model::command::{Command, PopTarget, PushItem, ReadRequest};
+use crate::model::command::{Command, FrameGroup, PopTarget, PushItem, ReadRequest};
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::reply::{QueueRow, Reply, ShardStats};
 use crate::proto::health::Condition;
@@ -56,6 +57,7 @@ async fn operate(
             drop(segments);
             pop(node, shard, request, None).await
         }
+        Route::Transact => transact::transact(node, shard, &request).await,
         Route::Ack => {
             let body = ack::decode_one(&request.body)?;
             ack(shard, body).await
@@ -125,7 +127,7 @@ fn refuse_codings(request: &Request) -> Result<(), Refusal> {
 }
 
 /// A shard answers a command with its own kind of reply or a refusal.
-fn unexpected(reply: &Reply<DmaBuf>) -> Refusal {
+pub(super) fn unexpected(reply: &Reply<DmaBuf>) -> Refusal {
     match reply {
         Reply::Refused(refusal) => refusal.clone(),
         other => {
@@ -156,7 +158,7 @@ async fn push(
                 push_plain(node, shard, request, form).await
             }
         }
-        None if request.content_type.as_deref().is_some_and(is_binary_push) => {
+        None if is_binary(request) => {
             Err(Refusal::new(ErrorCode::BadBody, "a binary push begins with QPB1"))
         }
         None => {
@@ -227,27 +229,34 @@ async fn push_frames(
     request: &Request,
     form: push_binary::Form,
 ) -> Result<Answer, Refusal> {
-    let groups = {
-        let inflating = Inflating::begin(node);
-        let mut body = push_binary::FramedBody::new(&request.body)?;
-        let mut groups = Vec::new();
-        loop {
-            let group = body.next_group(node.opener().inflater(), Vec::new())?;
-            let Some(group) = group else { break groups };
-            groups.push(group);
-            if inflating.is_only_one() {
-                glommio::yield_if_needed().await;
-            }
-        }
-    };
+    let groups = read_groups(node, &mut push_binary::FramedBody::new(&request.body)?).await?;
     let labels = (!form.wants_counts()).then(|| push_binary::Labels::of(&groups));
     let reply = shard.handle(Command::PushFrames(groups)).await;
     show_push(&reply, labels.as_ref().map(|labels| labels.iter()))
 }
 
-fn is_binary_push(content_type: &[u8]) -> bool {
-    let name = content_type.split(|b| *b == b';').next().unwrap_or_default();
-    name.trim_ascii().eq_ignore_ascii_case(BINARY_PUSH)
+/// Inflates and checks all groups of a body.
+pub(super) async fn read_groups<'a>(
+    node: &Node,
+    body: &mut push_binary::FramedBody<'a>,
+) -> Result<Vec<FrameGroup<'a>>, Refusal> {
+    let inflating = Inflating::begin(node);
+    let mut groups = Vec::new();
+    while let Some(group) = body.next_group(node.opener().inflater(), Vec::new())? {
+        groups.push(group);
+        if inflating.is_only_one() {
+            glommio::yield_if_needed().await;
+        }
+    }
+    Ok(groups)
+}
+
+/// The content type says that the body is one of the binary forms.
+pub(super) fn is_binary(request: &Request) -> bool {
+    request.content_type.as_deref().is_some_and(|content_type| {
+        let name = content_type.split(|b| *b == b';').next().unwrap_or_default();
+        name.trim_ascii().eq_ignore_ascii_case(BINARY_PUSH)
+    })
 }
 
 fn owned(target: PopTarget<'_>) -> PopTarget<'static> {

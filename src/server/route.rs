@@ -14,6 +14,7 @@ pub enum Route<'a> {
     Pop(PopTarget<'a>),
     /// The target is in the query.
     PopByLabels,
+    Transact,
     Ack,
     AckBatch,
     ExtendLease(&'a str),
@@ -52,6 +53,7 @@ pub fn find<'a>(method: Method, path: &'a [Cow<'a, str>]) -> Route<'a> {
         }
         (Post, ["api", "v1", "ack"]) => Route::Ack,
         (Post, ["api", "v1", "ack", "batch"]) => Route::AckBatch,
+        (Post, ["api", "v1", "transaction"]) => Route::Transact,
         (Get, ["api", "v1", "pop", "queue", queue, "partition", partition]) => {
             let (queue, partition) = ((*queue).into(), (*partition).into());
             Route::Pop(PopTarget::Partition { queue, partition })
@@ -95,7 +97,6 @@ fn unbuilt<'a>(method: Method, path: &[Cow<'_, str>]) -> Route<'a> {
 
 /// Routes of the wire that later builds serve. `:` is one segment, `*` one or more.
 const UNBUILT: &[(Method, &str, &str)] = &[
-    (Method::Post, "/api/v1/transaction", "transaction"),
     (Method::Post, "/api/v1/fetch", "fetch"),
     (Method::Post, "/api/v1/fetch/offsets", "fetch offsets"),
     (Method::Post, "/api/v1/partitions/changed", "partitions changed"),
@@ -190,7 +191,7 @@ mod tests {
         assert_eq!(name(Method::Delete, "/api/v1/resources/queues/q"), "DeleteQueue(\"q\")");
         assert_eq!(name(Method::Get, "/"), "Front");
         assert_eq!(name(Method::Head, "/health"), "Health");
-        assert_eq!(name(Method::Post, "/api/v1/transaction"), "Unbuilt(\"transaction\")");
+        assert_eq!(name(Method::Post, "/api/v1/transaction"), "Transact");
         assert_eq!(name(Method::Get, "/api/v1/kv/ns/a/b/c"), "Unbuilt(\"kv\")");
         let deep = format!("/api/v1/kv/ns{}", "/a".repeat(40));
         assert_eq!(name(Method::Get, &deep), "Unbuilt(\"kv\")");

@@ -1,0 +1,640 @@
+//! One shard's share of a transaction: reserving what it touches, judging it, making it durable,
+//! applying it.
+//!
+//! A share stands in line for everything it touches and is judged when it heads all of it. From
+//! then on nothing else can change what it was judged on, so the judgement holds until it is
+//! applied or dropped. **Applying it, its end in the log and its leaving the line are one step.**
+//! Where a queue is deleted meanwhile, the share counts as before the deletion: what it would do
+//! there is nothing.
+
+use std::collections::BTreeMap;
+
+use super::ack::{
+    self, CursorChange, Item, Judgement, LEASE_REFUSED, NO_PARTITION, Tables, UNRESOLVED,
+};
+use super::append::{Fate, Judged, ReadBodies, result_of};
+use super::effect::Effects;
+use super::group::{Cursor, CursorKey};
+use super::partition::{BatchRef, Slot};
+use super::records;
+use super::shard::{ReadUse, Shard, refusal_of};
+use super::turns::{Resource, Ticket, Waiting};
+use super::undecided::{EffectRecord, TransactionRecord, encode_end, encode_place};
+use crate::base::buf::{Gather, IoBuf};
+use crate::base::ids::{LogPosition, Offset, SegmentId, ShardId};
+use crate::base::mutant::Mutant;
+use crate::base::time::Now;
+use crate::log::{AppendError, Class};
+use crate::model::error::Refusal;
+use crate::model::peer::{PeerAcks, PeerMsg, PushBatch, TaskId};
+use crate::model::reply::PushResult;
+use crate::model::transaction::{
+    GuardPlace, Mark, Rollback, RolledBack, ShareFailure, ShareOutcome, SharePush, SharedShare,
+    TransactionId,
+};
+
+/// A share on this shard.
+#[derive(Debug)]
+pub(super) struct ShareJob<B> {
+    coordinator: ShardId,
+    /// The coordinator's request where the whole transaction lies on this shard.
+    task: Option<TaskId>,
+    share: SharedShare,
+    ticket: Ticket,
+    /// Reads without an end.
+    missing: usize,
+    read: ReadBodies<B>,
+    tables: Tables,
+    judged: JudgedShare,
+    /// Its effects and where their record lies, once it is prepared.
+    prepared: Option<(Vec<u8>, SegmentId)>,
+}
+
+/// What a share does.
+#[derive(Default, Debug)]
+struct JudgedShare {
+    cursors: Vec<(CursorKey, CursorChange)>,
+    pushes: Vec<JudgedPush>,
+}
+
+/// What one of its pushes stores.
+#[derive(Debug)]
+struct JudgedPush {
+    /// Place in the share.
+    at: usize,
+    queue: u32,
+    slot: Option<Slot>,
+    items: Vec<Judged>,
+    /// Batches written and not yet part of the partition, each with its id table.
+    written: Vec<(BatchRef, Vec<u8>)>,
+}
+
+/// Why a share cannot be judged now.
+enum NotNow {
+    /// These must be read first: place and length of records.
+    Reads(Vec<(LogPosition, u32)>),
+    Fails(ShareFailure),
+}
+
+impl From<ShareFailure> for NotNow {
+    fn from(failure: ShareFailure) -> Self {
+        Self::Fails(failure)
+    }
+}
+
+impl<B: IoBuf> Shard<B> {
+    // ---- reserving
+
+    /// Reserves what a share touches, or stands in line for it.
+    pub(super) fn take_share(
+        &mut self,
+        transaction: TransactionId,
+        coordinator: ShardId,
+        task: Option<TaskId>,
+        share: SharedShare,
+    ) {
+        let mut touched: Vec<Resource> = share
+            .pushes
+            .iter()
+            .map(|push| Resource::append(&push.batch.queue, &push.batch.partition))
+            .collect();
+        for (group, acks) in &share.acks {
+            touched.extend(self.cursors_of(acks, group));
+        }
+        let ticket = self.stand_in_line(touched, Waiting::Share(transaction));
+        let job = ShareJob {
+            coordinator,
+            task,
+            share,
+            ticket,
+            missing: 0,
+            read: BTreeMap::new(),
+            tables: Tables::new(),
+            judged: JudgedShare::default(),
+            prepared: None,
+        };
+        self.shares.insert(transaction, job);
+    }
+
+    /// A delivery that commits has ended: shares that waited for it look again.
+    pub(super) fn deliveries_ended(&mut self) {
+        let waiting = self.waiting.iter().filter(|(ticket, work)| {
+            matches!(work, Waiting::Share(_)) && self.turns.has_come(**ticket)
+        });
+        self.due.extend(waiting.map(|(ticket, _)| *ticket));
+    }
+
+    /// The share heads all of its lines.
+    pub(super) fn share_turn(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
+        let Some(job) = self.shares.get(&transaction) else { return };
+        let ticket = job.ticket;
+        let delivering = self.turns.resources(ticket).iter().any(|resource| match resource {
+            Resource::Cursor(key) => self.is_delivering(*key),
+            Resource::Append(..) => false,
+        });
+        if delivering {
+            // A commit at delivery that still reads: its end calls again.
+            self.waiting.insert(ticket, Waiting::Share(transaction));
+            return;
+        }
+        self.judge_share(now, transaction, fx);
+    }
+
+    fn is_delivering(&self, key: CursorKey) -> bool {
+        let lease = self.state.cursor(key).and_then(|cursor| cursor.lease.as_ref());
+        lease.is_some_and(|lease| lease.reserved)
+    }
+
+    // ---- judging
+
+    fn judge_share(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
+        let Some(mut job) = self.shares.remove(&transaction) else { return };
+        match self.try_judge(now, &mut job) {
+            Ok(outcome) if job.task.is_some() => self.do_whole(now, transaction, job, outcome, fx),
+            Ok(outcome) => {
+                let msg = PeerMsg::Vote { transaction, result: Ok(outcome) };
+                self.send(job.coordinator, msg, fx);
+                self.shares.insert(transaction, job);
+            }
+            Err(NotNow::Reads(needed)) => {
+                job.missing = needed.len();
+                self.shares.insert(transaction, job);
+                self.read_for_share(now, transaction, needed, fx);
+            }
+            Err(NotNow::Fails(failure)) => self.share_fails(now, transaction, job, failure, fx),
+        }
+    }
+
+    fn share_fails(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        job: ShareJob<B>,
+        failure: ShareFailure,
+        fx: &mut Effects<B>,
+    ) {
+        let result = Err(failure);
+        // What it shows is state, so it waits for that to be durable.
+        self.send_durable(
+            job.coordinator,
+            match job.task {
+                Some(task) => PeerMsg::Transacted { task, transaction, result },
+                None => PeerMsg::Vote { transaction, result },
+            },
+        );
+        self.leave(now, job.ticket, fx);
+    }
+
+    fn read_for_share(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        needed: Vec<(LogPosition, u32)>,
+        fx: &mut Effects<B>,
+    ) {
+        for (at, bytes) in needed {
+            let read = self.new_id();
+            self.reads.insert(read, ReadUse::Share { transaction, key: at });
+            if let Some(body) = self.log.read(at, bytes, read, &mut self.io) {
+                self.reads.remove(&read);
+                self.share_read(now, transaction, at, Some(body), fx);
+            }
+        }
+    }
+
+    pub(super) fn share_read(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        at: LogPosition,
+        body: Option<Gather<B>>,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(job) = self.shares.get_mut(&transaction) else { return };
+        job.tables.insert(at, ack::table_of(body.as_ref()));
+        job.read.insert(at, body);
+        job.missing -= 1;
+        if job.missing == 0 {
+            self.judge_share(now, transaction, fx);
+        }
+    }
+
+    fn try_judge(&mut self, now: Now, job: &mut ShareJob<B>) -> Result<ShareOutcome, NotNow> {
+        let share = job.share.clone();
+        let mut needed = Vec::new();
+        let mut fingerprints = Vec::new();
+        for (group, acks) in &share.acks {
+            let found = self.ack_fingerprints(acks);
+            let mut batches = Vec::new();
+            self.tables_needed(acks, &found, group, &mut batches);
+            needed.extend(batches.iter().map(|batch| (batch.at, batch.bytes)));
+            fingerprints.push(found);
+        }
+        let mut pushes = Vec::new();
+        for (at, push) in share.pushes.iter().enumerate() {
+            let judged = self.judge_share_push(now, at, &push.batch, &job.read, &mut needed)?;
+            pushes.push(judged);
+        }
+        needed.retain(|(at, _)| !job.read.contains_key(at));
+        needed.sort_unstable();
+        needed.dedup();
+        if !needed.is_empty() {
+            return Err(NotNow::Reads(needed));
+        }
+        let mut outcome = ShareOutcome::default();
+        let mut cursors = Vec::new();
+        for ((group, acks), found) in share.acks.iter().zip(&fingerprints) {
+            self.judge_acks(now, group, acks, found, &job.tables, &mut cursors, &mut outcome)?;
+        }
+        for (push, judged) in share.pushes.iter().zip(&pushes) {
+            let results = self.push_outcome(push, judged)?;
+            outcome.pushes.push(results);
+            let (queue, incarnation) = (push.batch.queue.clone(), push.batch.incarnation);
+            outcome.marks.push(Mark { queue, incarnation });
+        }
+        outcome.marks.sort_unstable();
+        outcome.marks.dedup();
+        let cursors = cursors.into_iter().map(|(key, _, change)| (key, change)).collect();
+        job.judged = JudgedShare { cursors, pushes };
+        Ok(outcome)
+    }
+
+    fn judge_share_push(
+        &mut self,
+        now: Now,
+        at: usize,
+        batch: &PushBatch,
+        read: &ReadBodies<B>,
+        needed: &mut Vec<(LogPosition, u32)>,
+    ) -> Result<JudgedPush, ShareFailure> {
+        let Some(queue) = self.queue_as_of(batch) else {
+            return Err(ShareFailure::Stale { queue: batch.queue.clone() });
+        };
+        let slot = self.state.parts.find(queue, &batch.partition);
+        let mut scratch = self.scratch.take().unwrap_or_default();
+        self.judge(now, queue, slot, batch, read, &mut scratch, needed);
+        let items = std::mem::take(&mut scratch.items);
+        self.put_back(scratch);
+        Ok(JudgedPush { at, queue, slot, items, written: Vec::new() })
+    }
+
+    /// What the messages of one push will be answered, unless one is stored already.
+    fn push_outcome(
+        &self,
+        push: &SharePush,
+        judged: &JudgedPush,
+    ) -> Result<Vec<PushResult>, ShareFailure> {
+        let partition = judged.slot.and_then(|slot| self.state.parts.get(slot));
+        let mut next = Some(partition.map_or(Offset(0), |partition| partition.next_offset));
+        let mut results = Vec::with_capacity(judged.items.len());
+        for (i, item) in judged.items.iter().enumerate() {
+            if let Fate::Original { id, offset } = item.fate {
+                let text = "QDUP a message with this transaction id is stored already";
+                let original = Some((id, offset));
+                let why = RolledBack { reason: Rollback::Duplicate, text: text.into(), original };
+                let place = GuardPlace::Push(push.first + i as u32);
+                return Err(ShareFailure::RolledBack { place, why });
+            }
+            let result = result_of(item, &mut next, &results);
+            results.push(result);
+        }
+        Ok(results)
+    }
+
+    /// Judges the acks of one group, each target on what the targets before it leave behind.
+    #[expect(clippy::too_many_arguments, reason = "one group with all that is known of it")]
+    fn judge_acks(
+        &mut self,
+        now: Now,
+        group: &str,
+        acks: &PeerAcks,
+        fingerprints: &[u64],
+        tables: &Tables,
+        cursors: &mut Vec<(CursorKey, Cursor, CursorChange)>,
+        outcome: &mut ShareOutcome,
+    ) -> Result<(), ShareFailure> {
+        let order = ack::by_target(acks);
+        for places in
+            order.chunk_by(|a, b| acks.items[*a as usize].target == acks.items[*b as usize].target)
+        {
+            let items: Vec<Item<'_>> = places
+                .iter()
+                .map(|at| ack::item_of(acks, *at as usize, fingerprints[*at as usize]))
+                .collect();
+            let target = acks.targets[acks.items[places[0] as usize].target as usize];
+            let rejected = |at: usize, text| rejected(items[at].index, text);
+            let Some(key) = self.cursor_key(target.partition_id, group) else {
+                return Err(rejected(0, NO_PARTITION));
+            };
+            let known = cursors.iter().position(|(known, ..)| *known == key);
+            let cursor = match known {
+                Some(at) => cursors[at].1.clone(),
+                None => match self.state.cursor(key) {
+                    Some(cursor) => cursor.clone(),
+                    None => return Err(rejected(0, UNRESOLVED)),
+                },
+            };
+            let judgement = self.judge_target(now, key, &cursor, target.lease, &items, tables);
+            let (mut results, settled) = match judgement {
+                Judgement::Settles(results, settled) => (results, settled),
+                Judgement::Refused(results) => {
+                    return Err(rejected(0, results[0].error.unwrap_or(UNRESOLVED)));
+                }
+                Judgement::NotCurrent(_) => return Err(rejected(0, LEASE_REFUSED)),
+            };
+            if let Some(at) = results.iter().position(|result| !result.success) {
+                return Err(rejected(at, results[at].error.unwrap_or(UNRESOLVED)));
+            }
+            ack::mark_filed(&mut results, &settled, self.files_dead_letters(key));
+            let filed = items.iter().zip(&results).map(|(i, r)| (i.index, r.dead_lettered));
+            outcome.acks.extend(filed);
+            let queue = &self.state.catalog.get(key.queue).expect("its cursor exists").image;
+            let (queue, incarnation) = (queue.name.clone(), queue.incarnation);
+            outcome.marks.push(Mark { queue, incarnation });
+            let Some(change) = self.cursor_change(now, key, &cursor, &settled, &items) else {
+                continue;
+            };
+            let mut after = cursor;
+            change.make(&mut after);
+            match known {
+                Some(at) => {
+                    let before = &mut cursors[at].2;
+                    before.followed_by(change);
+                    cursors[at].1 = after;
+                }
+                None => cursors.push((key, after, change)),
+            }
+        }
+        Ok(())
+    }
+
+    // ---- doing it
+
+    /// All of the transaction lies here: one record decides it.
+    fn do_whole(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        mut job: ShareJob<B>,
+        outcome: ShareOutcome,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(task) = job.task else { return };
+        let written = self.write_share(now, &mut job).and_then(|effects| {
+            let record =
+                TransactionRecord { id: transaction, shards: Vec::new(), effects: &effects };
+            let class = job.class();
+            self.log.append(records::TRANSACTION, 0, &[&record.encode()], class)
+        });
+        match written {
+            Ok(appended) => {
+                self.apply_share(now, &mut job.judged, appended.at.segment(), false, fx);
+                let result = Ok(outcome);
+                self.send_durable(
+                    job.coordinator,
+                    PeerMsg::Transacted { task, transaction, result },
+                );
+                self.leave(now, job.ticket, fx);
+            }
+            Err(error) => {
+                let failure = failure_of(&error);
+                self.share_fails(now, transaction, job, failure, fx);
+            }
+        }
+    }
+
+    pub(super) fn prepare(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
+        let Some(mut job) = self.shares.remove(&transaction) else { return };
+        let coordinator = job.coordinator;
+        let written = self.write_share(now, &mut job).and_then(|effects| {
+            let shards = vec![coordinator];
+            let record = TransactionRecord { id: transaction, shards, effects: &effects };
+            let class = job.class();
+            let appended = self.log.append(records::PREPARE, 0, &[&record.encode()], class)?;
+            Ok((effects, appended.at.segment()))
+        });
+        let failed = match written {
+            Ok((effects, at)) => {
+                self.state.pin_prepared(&effects, at);
+                job.prepared = Some((effects, at));
+                let msg = PeerMsg::Prepared { transaction, result: Ok(()) };
+                if Mutant::PreparedBeforeDurable.active() {
+                    self.send(coordinator, msg, fx);
+                } else {
+                    self.send_durable(coordinator, msg);
+                }
+                None
+            }
+            Err(error) => Some(refusal_of(&error)),
+        };
+        // Nothing is in the log that means anything; the coordinator's abort releases it.
+        self.shares.insert(transaction, job);
+        if let Some(refusal) = failed {
+            let msg = PeerMsg::Prepared { transaction, result: Err(refusal) };
+            self.send(coordinator, msg, fx);
+        }
+    }
+
+    /// The coordinator's own share, whose effects ride in its commit record.
+    pub(super) fn own_effects(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+    ) -> Result<Vec<u8>, Refusal> {
+        let Some(mut job) = self.shares.remove(&transaction) else { return Ok(Vec::new()) };
+        let written = self.write_share(now, &mut job);
+        self.shares.insert(transaction, job);
+        written.map_err(|error| refusal_of(&error))
+    }
+
+    /// Writes the messages of a share, and lists what it does.
+    fn write_share(&mut self, now: Now, job: &mut ShareJob<B>) -> Result<Vec<u8>, AppendError> {
+        let share = job.share.clone();
+        let mut effects = Vec::new();
+        for push in &mut job.judged.pushes {
+            self.write_share_push(now, &share.pushes[push.at].batch, push)?;
+            let slot = push.slot.map(|slot| self.state.id_of(slot));
+            for ((stored, _), partition) in push.written.iter().zip(slot.into_iter().cycle()) {
+                let body = &encode_place(stored);
+                EffectRecord { kind: records::BATCH, partition, body }.write(&mut effects);
+            }
+        }
+        for (key, change) in &job.judged.cursors {
+            let Some(mut cursor) = self.state.cursor(*key).cloned() else { continue };
+            let Some(group) = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group))
+            else {
+                continue;
+            };
+            change.make(&mut cursor);
+            let body = &cursor.record(&group.name, change.filed.clone()).encode();
+            let partition = self.state.id_of(key.slot);
+            EffectRecord { kind: records::CURSOR, partition, body }.write(&mut effects);
+        }
+        Ok(effects)
+    }
+
+    fn write_share_push(
+        &mut self,
+        now: Now,
+        batch: &PushBatch,
+        push: &mut JudgedPush,
+    ) -> Result<(), AppendError> {
+        push.written.clear();
+        if !push.items.iter().any(|item| item.fate == Fate::Store) {
+            return Ok(());
+        }
+        if self.state.catalog.get(push.queue).is_none() {
+            // Deleted since it was judged, which counts as after it.
+            return Ok(());
+        }
+        let slot = match push.slot {
+            Some(slot) => slot,
+            None => *push.slot.insert(self.create_partition(now, push.queue, &batch.partition)?),
+        };
+        let Some(partition) = self.state.parts.get(slot) else { return Ok(()) };
+        let (mut base, mut stamp_us) = (partition.next_offset, partition.next_stamp(now));
+        let mut scratch = self.scratch.take().unwrap_or_default();
+        let mut written = Ok(());
+        let pieces = push.items.chunk_by(|a, b| a.piece == b.piece);
+        for (piece, items) in batch.pieces.iter().zip(pieces) {
+            if !items.iter().any(|item| item.fate == Fate::Store) {
+                continue;
+            }
+            let kind = records::TRANSACTION_BATCH;
+            match self.write_batch(kind, slot, base, stamp_us, piece, items, &mut scratch) {
+                Ok(stored) => {
+                    push.written.push((stored, scratch.table.clone()));
+                    (base, stamp_us) = (stored.end(), stamp_us + 1);
+                }
+                Err(error) => {
+                    written = Err(error);
+                    break;
+                }
+            }
+        }
+        self.put_back(scratch);
+        written
+    }
+
+    /// The coordinator has decided: apply the share or drop it, note that in the log, and let go
+    /// of what it held, all in one step. Where the log has no room now, later.
+    pub(super) fn end_share(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        commits: bool,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(mut job) = self.shares.remove(&transaction) else { return };
+        if let Some((effects, at)) = &job.prepared {
+            let body = encode_end(transaction, commits);
+            if let Err(refusal) = self.append(records::END, 0, &[&body]) {
+                tracing::debug!(?refusal, "the end of a transaction waits for room in the log");
+                self.shares.insert(transaction, job);
+                return self.stalled_ends.push_back((transaction, commits));
+            }
+            let (effects, at) = (effects.clone(), *at);
+            if commits {
+                self.apply_share(now, &mut job.judged, at, true, fx);
+                self.send(job.coordinator, PeerMsg::Applied { transaction }, fx);
+                self.send_durable(job.coordinator, PeerMsg::Ended { transaction });
+            }
+            self.state.unpin_prepared(&effects, at);
+        }
+        self.leave(now, job.ticket, fx);
+    }
+
+    pub(super) fn retry_stalled_ends(&mut self, now: Now, fx: &mut Effects<B>) {
+        for (transaction, commits) in std::mem::take(&mut self.stalled_ends) {
+            self.end_share(now, transaction, commits, fx);
+        }
+    }
+
+    /// The commit record, which carries the effects of our own share, is durable.
+    pub(super) fn apply_own(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        at: SegmentId,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(mut job) = self.shares.remove(&transaction) else { return };
+        self.apply_share(now, &mut job.judged, at, true, fx);
+        self.leave(now, job.ticket, fx);
+    }
+
+    /// Makes true what a share does. `at` is the segment of the record that says so.
+    fn apply_share(
+        &mut self,
+        now: Now,
+        judged: &mut JudgedShare,
+        at: SegmentId,
+        durable: bool,
+        fx: &mut Effects<B>,
+    ) {
+        for push in &mut judged.pushes {
+            let Some(slot) = push.slot else { continue };
+            for (stored, table) in std::mem::take(&mut push.written) {
+                if self.state.parts.get(slot).is_none() {
+                    continue;
+                }
+                self.counters.pushed += u64::from(stored.count);
+                self.state.install_batch(slot, stored, &table);
+                if durable {
+                    self.visible(now, slot, stored.end(), fx);
+                } else {
+                    self.shows_when_durable(slot, stored);
+                }
+            }
+        }
+        for (key, change) in std::mem::take(&mut judged.cursors) {
+            self.apply_change_at(now, key, change, at, fx);
+        }
+    }
+
+    fn apply_change_at(
+        &mut self,
+        now: Now,
+        key: CursorKey,
+        mut change: CursorChange,
+        at: SegmentId,
+        fx: &mut Effects<B>,
+    ) {
+        let Some(mut cursor) = self.state.cursor(key).cloned() else { return };
+        let ended = change.make(&mut cursor);
+        self.state.segments.moved(cursor.segment.replace(at), at);
+        self.state.put_cursor(key, cursor);
+        for row in std::mem::take(&mut change.filed) {
+            if self.state.is_stored(key.slot, &row) {
+                self.counters.dead_lettered += 1;
+                self.state.file(key, row, at);
+            }
+        }
+        self.counters.acked += 1;
+        self.cursor_changed(now, key, change.released, ended, fx);
+    }
+}
+
+impl<B> ShareJob<B> {
+    /// A share that only settles goes through on a full disk, as an ack does.
+    fn class(&self) -> Class {
+        if self.judged.pushes.is_empty() { Class::Essential } else { Class::Growing }
+    }
+}
+
+fn rejected(ack: u32, text: &str) -> ShareFailure {
+    let text = format!("QTXN {text}").into();
+    let why = RolledBack { reason: Rollback::RejectedAck, text, original: None };
+    ShareFailure::RolledBack { place: GuardPlace::Ack(ack), why }
+}
+
+fn failure_of(error: &AppendError) -> ShareFailure {
+    match error {
+        AppendError::TooLarge => {
+            let text = "a message takes more than one append may".into();
+            let why = RolledBack { reason: Rollback::TooLarge, text, original: None };
+            ShareFailure::RolledBack { place: GuardPlace::Push(u32::MAX), why }
+        }
+        error => ShareFailure::Refused(refusal_of(error)),
+    }
+}

@@ -1,0 +1,226 @@
+//! Whose turn it is: lines of work that must not overlap, by what it touches.
+//!
+//! A transaction holds what it touches (*reserves* it) while it is decided; a push that must read
+//! its originals first holds its partition. What comes behind waits in line. **Who enters stands
+//! in all of its lines in one step, and its turn has come when it heads all of them**, so two on
+//! one shard never wait for each other.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use super::ack::AckJob;
+use super::append::PeerPush;
+use super::effect::Effects;
+use super::group::{CursorKey, End};
+use super::shard::Shard;
+use crate::base::buf::IoBuf;
+use crate::base::hash::{partition_hash, queue_hash};
+use crate::base::ids::{LeaseId, ShardId};
+use crate::base::time::Now;
+use crate::model::peer::{GivenBack, TaskId};
+use crate::model::transaction::TransactionId;
+
+/// What can be held.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub(super) enum Resource {
+    /// Appending to a partition, which may not exist yet: two hashes of its names. Two partitions
+    /// that share them would only wait for each other.
+    Append(u64, u64),
+    Cursor(CursorKey),
+}
+
+impl Resource {
+    pub(super) fn append(queue: &str, partition: &str) -> Self {
+        Self::Append(partition_hash(queue, partition), queue_hash(queue))
+    }
+}
+
+/// Names one that stands in line.
+pub(super) type Ticket = u64;
+
+/// Work that stands in line. A push that reads its originals and a transaction's share hold
+/// their turn beyond the step in which it came.
+#[derive(Debug)]
+pub(super) enum Waiting {
+    Push(PeerPush),
+    Ack(Box<AckJob>),
+    Extend { from: ShardId, task: TaskId, lease_id: LeaseId, seconds: u32 },
+    GiveBack { queue: String, group: String, lease_id: Option<LeaseId>, claims: Vec<GivenBack> },
+    Share(TransactionId),
+}
+
+/// All lines of a shard.
+#[derive(Default, Debug)]
+pub(super) struct Turns {
+    lines: BTreeMap<Resource, VecDeque<Ticket>>,
+    entered: BTreeMap<Ticket, Vec<Resource>>,
+}
+
+impl Turns {
+    pub(super) fn is_empty(&self) -> bool {
+        self.entered.is_empty()
+    }
+
+    pub(super) fn is_held(&self, resource: Resource) -> bool {
+        self.lines.contains_key(&resource)
+    }
+
+    /// Stands in all these lines. Returns whether the turn has come already.
+    pub(super) fn enter(&mut self, ticket: Ticket, mut resources: Vec<Resource>) -> bool {
+        resources.sort_unstable();
+        resources.dedup();
+        for resource in &resources {
+            self.lines.entry(*resource).or_default().push_back(ticket);
+        }
+        let before = self.entered.insert(ticket, resources);
+        assert!(before.is_none(), "a ticket enters once");
+        self.has_come(ticket)
+    }
+
+    /// Whether this one heads all of its lines.
+    pub(super) fn has_come(&self, ticket: Ticket) -> bool {
+        self.entered.get(&ticket).is_some_and(|resources| {
+            resources.iter().all(|r| self.lines.get(r).and_then(VecDeque::front) == Some(&ticket))
+        })
+    }
+
+    /// What this one holds or waits for.
+    pub(super) fn resources(&self, ticket: Ticket) -> &[Resource] {
+        self.entered.get(&ticket).map_or(&[], Vec::as_slice)
+    }
+
+    /// Ends the turn of one that heads its lines: leaves all of them. Returns those whose turn has come by that, in the order of their lines.
+    pub(super) fn leave(&mut self, ticket: Ticket) -> Vec<Ticket> {
+        let resources = self.entered.remove(&ticket).unwrap_or_default();
+        let mut heads = Vec::new();
+        for resource in resources {
+            let Some(line) = self.lines.get_mut(&resource) else { continue };
+            let head = line.pop_front();
+            assert_eq!(head, Some(ticket), "only who heads its lines leaves them");
+            match line.front() {
+                Some(head) if !heads.contains(head) => heads.push(*head),
+                Some(_) => {}
+                None => _ = self.lines.remove(&resource),
+            }
+        }
+        heads.retain(|head| self.has_come(*head));
+        heads
+    }
+}
+
+impl<B: IoBuf> Shard<B> {
+    /// Whether one of these is held, so that who touches them must stand in line.
+    pub(super) fn must_wait(&self, resources: impl IntoIterator<Item = Resource>) -> bool {
+        !self.turns.is_empty() && resources.into_iter().any(|r| self.turns.is_held(r))
+    }
+
+    /// Whether a transaction, or somebody in line behind one, has a hold on this cursor.
+    pub(super) fn is_reserved(&self, key: CursorKey) -> bool {
+        self.must_wait([Resource::Cursor(key)])
+    }
+
+    /// Stands in line; partitions in it are out of the ready lists meanwhile. Work whose turn has
+    /// come at once is done before the call that brought it returns.
+    pub(super) fn stand_in_line(&mut self, resources: Vec<Resource>, work: Waiting) -> Ticket {
+        for resource in &resources {
+            if let Resource::Cursor(key) = resource
+                && let Some(group) = self.state.group_mut(*key)
+            {
+                group.unlist(key.slot);
+            }
+        }
+        let ticket = self.new_id();
+        self.waiting.insert(ticket, work);
+        if self.turns.enter(ticket, resources) {
+            self.due.push_back(ticket);
+        }
+        ticket
+    }
+
+    pub(super) fn turn_came(&mut self, now: Now, ticket: Ticket, fx: &mut Effects<B>) {
+        match self.waiting.remove(&ticket) {
+            Some(Waiting::Push(push)) => {
+                return self.judge_push(now, Some(ticket), push, BTreeMap::new(), fx);
+            }
+            Some(Waiting::Share(transaction)) => {
+                return self.share_turn(now, transaction, fx);
+            }
+            Some(Waiting::Ack(mut job)) => self.settle_acks(now, &mut job, fx),
+            Some(Waiting::Extend { from, task, lease_id, seconds }) => {
+                self.extend_leases(now, from, task, lease_id, seconds);
+            }
+            Some(Waiting::GiveBack { queue, group, lease_id, claims }) => {
+                self.take_back(now, &queue, &group, lease_id, &claims, fx);
+            }
+            None => {}
+        }
+        self.leave(now, ticket, fx);
+    }
+
+    /// Ends a turn. Partitions nobody holds any more go back where they can be claimed.
+    pub(super) fn leave(&mut self, now: Now, ticket: Ticket, fx: &mut Effects<B>) {
+        let held = self.turns.resources(ticket).to_vec();
+        self.due.extend(self.turns.leave(ticket));
+        for resource in held {
+            if let Resource::Cursor(key) = resource
+                && !self.turns.is_held(resource)
+            {
+                self.make_ready(now, key, End::Back, fx);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::base::prng::Prng;
+    use std::collections::BTreeSet;
+
+    fn append(n: u64) -> Resource {
+        Resource::Append(n, 0)
+    }
+
+    #[test]
+    fn a_turn_comes_when_all_lines_are_headed() {
+        let mut turns = Turns::default();
+        assert!(turns.enter(1, vec![append(1), append(2)]));
+        assert!(!turns.enter(2, vec![append(2), append(3)]));
+        assert!(!turns.enter(3, vec![append(3)]), "behind one that waits itself");
+        assert!(turns.enter(4, vec![append(4)]));
+        assert!(turns.is_held(append(3)) && !turns.is_held(append(5)));
+        assert_eq!(turns.leave(1), [2]);
+        assert_eq!(turns.leave(2), [3]);
+        assert!(turns.leave(3).is_empty() && turns.leave(4).is_empty());
+        assert!(turns.is_empty() && !turns.is_held(append(3)));
+    }
+
+    #[test]
+    fn whoever_enters_gets_a_turn_and_never_two_hold_one_thing() {
+        let mut prng = Prng::new(7);
+        let mut turns = Turns::default();
+        let (mut holding, mut waiting) = (BTreeSet::new(), BTreeSet::new());
+        for ticket in 0..20_000u64 {
+            let wants: Vec<Resource> =
+                (0..1 + prng.below(4)).map(|_| append(prng.below(12))).collect();
+            let came = turns.enter(ticket, wants);
+            if came {
+                holding.insert(ticket)
+            } else {
+                waiting.insert(ticket)
+            };
+            while holding.len() > 3 || ticket == 19_999 && !holding.is_empty() {
+                let at = prng.below(holding.len() as u64) as usize;
+                let leaver = *holding.iter().nth(at).unwrap();
+                holding.remove(&leaver);
+                for next in turns.leave(leaver) {
+                    assert!(waiting.remove(&next), "its turn came twice");
+                    holding.insert(next);
+                }
+            }
+            let held: Vec<Resource> =
+                holding.iter().flat_map(|t| turns.resources(*t)).copied().collect();
+            assert_eq!(held.iter().collect::<BTreeSet<_>>().len(), held.len());
+        }
+        assert!(waiting.is_empty() && turns.is_empty());
+    }
+}

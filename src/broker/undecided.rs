@@ -1,0 +1,299 @@
+//! Records of transactions, and what replay keeps of them until it knows how each ended.
+//!
+//! A transaction's messages lie in records of their own (`TRANSACTION_BATCH`) in front of the one
+//! that decides them; a pop reads them there as it reads any batch. That one lists *effects*:
+//! for each cursor its whole new state, for each batch its place. It is a `TRANSACTION` where all
+//! lies on one shard. Across shards it is the coordinator's `COMMIT`, which carries the effects of
+//! the coordinator's own share, and on every other shard a `PREPARE`, applied at its `END`.
+
+use std::collections::BTreeMap;
+
+use super::partition::Slot;
+use super::records::{self, CursorRecord, Malformed, Reader, Writer};
+use super::state::{State, batch_of, slot_of_key};
+use crate::base::ids::{LogPosition, PartitionId, SegmentId, ShardId};
+use crate::base::time::Now;
+use crate::broker::partition::BatchRef;
+use crate::log::Record;
+use crate::model::transaction::TransactionId;
+
+/// The body of `TRANSACTION`, `PREPARE` and `COMMIT`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct TransactionRecord<'a> {
+    pub id: TransactionId,
+    /// Of a `PREPARE` its coordinator, of a `COMMIT` the other participants.
+    pub shards: Vec<ShardId>,
+    pub effects: &'a [u8],
+}
+
+impl<'a> TransactionRecord<'a> {
+    pub fn encode(&self) -> Vec<u8> {
+        let mut w = Writer::default().id(&self.id.0).u32(self.shards.len() as u32);
+        for shard in &self.shards {
+            w = w.u32(shard.0.into());
+        }
+        w.0.extend_from_slice(self.effects);
+        w.0
+    }
+
+    pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
+        let mut r = Reader(body);
+        let id = TransactionId(r.id()?);
+        let count = r.u32()?;
+        let mut shards = Vec::new();
+        for _ in 0..count {
+            shards.push(ShardId(u16::try_from(r.u32()?).or(Err(Malformed))?));
+        }
+        Ok(Self { id, shards, effects: r.0 })
+    }
+}
+
+pub fn encode_end(id: TransactionId, committed: bool) -> Vec<u8> {
+    Writer::default().id(&id.0).u8(committed.into()).0
+}
+
+pub fn decode_end(body: &[u8]) -> Result<(TransactionId, bool), Malformed> {
+    let mut r = Reader(body);
+    let out = (TransactionId(r.id()?), r.u8()? != 0);
+    r.end()?;
+    Ok(out)
+}
+
+/// One effect: the kind of the record that would have it by itself, its key, and its body; of a
+/// batch the place and length of its record instead.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct EffectRecord<'a> {
+    pub kind: u8,
+    pub partition: PartitionId,
+    pub body: &'a [u8],
+}
+
+impl<'a> EffectRecord<'a> {
+    pub fn write(&self, out: &mut Vec<u8>) {
+        let head = Writer::default().u8(self.kind).u64(self.partition.0);
+        out.extend_from_slice(&head.u32(self.body.len() as u32).0);
+        out.extend_from_slice(self.body);
+    }
+
+    fn read(r: &mut Reader<'a>) -> Result<Self, Malformed> {
+        let (kind, partition) = (r.u8()?, PartitionId(r.u64()?));
+        let bytes = r.u32()? as usize;
+        let (body, rest) = r.0.split_at_checked(bytes).ok_or(Malformed)?;
+        r.0 = rest;
+        Ok(Self { kind, partition, body })
+    }
+}
+
+/// The effects of a record, in order.
+pub fn effects(bytes: &[u8]) -> impl Iterator<Item = Result<EffectRecord<'_>, Malformed>> {
+    let mut r = Reader(bytes);
+    std::iter::from_fn(move || {
+        (!r.0.is_empty()).then(|| {
+            let effect = EffectRecord::read(&mut r);
+            if effect.is_err() {
+                r.0 = &[];
+            }
+            effect
+        })
+    })
+}
+
+pub fn encode_place(stored: &BatchRef) -> Vec<u8> {
+    Writer::default().u64(stored.at.to_bits()).u32(stored.bytes).0
+}
+
+/// Messages of a transaction that replay has seen and nothing has decided yet.
+#[derive(Debug)]
+struct Loose {
+    slot: Slot,
+    stored: BatchRef,
+    table: Vec<u8>,
+}
+
+/// A share that replay found prepared and not ended.
+#[derive(Debug)]
+struct Prepared {
+    coordinator: ShardId,
+    effects: Vec<u8>,
+    at: SegmentId,
+}
+
+/// What the log knows of transactions whose end it has not.
+#[derive(Default, Debug)]
+pub(super) struct Undecided {
+    loose: BTreeMap<LogPosition, Loose>,
+    prepared: BTreeMap<TransactionId, Prepared>,
+    /// Commit records, each with its segment, until all participants have ended.
+    committed: BTreeMap<TransactionId, SegmentId>,
+}
+
+impl Undecided {
+    /// Shares found prepared, by coordinator.
+    pub(super) fn prepared_for(&self, coordinator: ShardId) -> Vec<TransactionId> {
+        let of = self.prepared.iter().filter(|(_, share)| share.coordinator == coordinator);
+        of.map(|(id, _)| *id).collect()
+    }
+
+    pub(super) fn is_committed(&self, id: TransactionId) -> bool {
+        self.committed.contains_key(&id)
+    }
+
+    /// Replay has ended: messages that no record refers to are nothing.
+    pub(super) fn forget_loose(&mut self) {
+        let mut wanted = std::collections::BTreeSet::new();
+        for share in self.prepared.values() {
+            wanted.extend(batch_places(&share.effects));
+        }
+        self.loose.retain(|at, _| wanted.contains(at));
+    }
+}
+
+fn batch_places(bytes: &[u8]) -> impl Iterator<Item = LogPosition> + '_ {
+    effects(bytes)
+        .flatten()
+        .filter(|effect| effect.kind == records::BATCH)
+        .filter_map(|effect| Reader(effect.body).u64().ok())
+        .map(LogPosition::from_bits)
+}
+
+impl State {
+    pub(super) fn replay_transaction(
+        &mut self,
+        record: &Record<'_>,
+        now: Now,
+    ) -> Result<(), Malformed> {
+        let at = record.at.segment();
+        match record.kind {
+            records::TRANSACTION_BATCH => {
+                let (stored, table) = batch_of(record)?;
+                let slot = slot_of_key(record.key)?;
+                let loose = Loose { slot, stored, table: table.to_vec() };
+                self.undecided.loose.insert(stored.at, loose);
+            }
+            records::TRANSACTION => {
+                let body = TransactionRecord::decode(record.body)?;
+                self.apply_effects(body.effects, at, now)?;
+            }
+            records::PREPARE => {
+                let body = TransactionRecord::decode(record.body)?;
+                let coordinator = body.shards.first().copied().ok_or(Malformed)?;
+                let share = Prepared { coordinator, effects: body.effects.to_vec(), at };
+                self.pin_prepared(&share.effects, at);
+                self.undecided.prepared.insert(body.id, share);
+            }
+            records::COMMIT => {
+                let body = TransactionRecord::decode(record.body)?;
+                self.segments.add(at);
+                self.undecided.committed.insert(body.id, at);
+                self.apply_effects(body.effects, at, now)?;
+            }
+            _ => {
+                let (id, committed) = decode_end(record.body)?;
+                self.end_prepared(id, committed, now)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A prepared share keeps its record and its messages until its end is known.
+    pub(super) fn pin_prepared(&mut self, effects: &[u8], at: SegmentId) {
+        self.segments.add(at);
+        batch_places(effects).for_each(|place| self.segments.add(place.segment()));
+    }
+
+    pub(super) fn unpin_prepared(&mut self, effects: &[u8], at: SegmentId) {
+        self.segments.remove(at);
+        batch_places(effects).for_each(|place| self.segments.remove(place.segment()));
+    }
+
+    /// Applies or forgets a share that replay found prepared.
+    pub(super) fn end_prepared(
+        &mut self,
+        id: TransactionId,
+        committed: bool,
+        now: Now,
+    ) -> Result<(), Malformed> {
+        // Its record may be gone with the segments before this one: then so is what it did.
+        let Some(share) = self.undecided.prepared.remove(&id) else { return Ok(()) };
+        if committed {
+            self.apply_effects(&share.effects, share.at, now)?;
+        }
+        for place in batch_places(&share.effects) {
+            self.undecided.loose.remove(&place);
+        }
+        self.unpin_prepared(&share.effects, share.at);
+        Ok(())
+    }
+
+    /// All participants of the commits that replay found have ended.
+    pub(super) fn forget_commits(&mut self) {
+        for at in std::mem::take(&mut self.undecided.committed).into_values() {
+            self.segments.remove(at);
+        }
+    }
+
+    fn apply_effects(&mut self, bytes: &[u8], at: SegmentId, now: Now) -> Result<(), Malformed> {
+        for effect in effects(bytes) {
+            let effect = effect?;
+            match effect.kind {
+                records::CURSOR => {
+                    let slot = slot_of_key(effect.partition.0)?;
+                    let mut body = CursorRecord::decode(effect.body)?;
+                    body.filed.retain(|row| self.is_stored(slot, row));
+                    self.take_cursor(slot, body, at, now);
+                }
+                records::BATCH => {
+                    let place = LogPosition::from_bits(Reader(effect.body).u64()?);
+                    // Gone where retention dropped its messages and then its segment.
+                    if let Some(loose) = self.undecided.loose.remove(&place) {
+                        self.take_batch(loose.slot, loose.stored, &loose.table, now);
+                    }
+                }
+                _ => return Err(Malformed),
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a dead letter's message is still there: retention may have dropped it between the
+    /// judgement and its end.
+    pub(super) fn is_stored(&self, slot: Slot, row: &records::DeadLetterRecord) -> bool {
+        let partition = self.parts.get(slot);
+        partition.and_then(|p| p.batch_of(row.offset)).is_some_and(|b| b.at == row.batch_at)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bodies_round_trip_and_every_truncation_is_malformed_or_shorter() {
+        let mut bytes = Vec::new();
+        let first = EffectRecord { kind: 22, partition: PartitionId(7), body: b"abc" };
+        let second = EffectRecord { kind: 21, partition: PartitionId(9), body: b"" };
+        first.write(&mut bytes);
+        second.write(&mut bytes);
+        assert_eq!(effects(&bytes).collect::<Result<Vec<_>, _>>(), Ok(vec![first, second]));
+        for end in 0..bytes.len() {
+            let read: Result<Vec<_>, _> = effects(&bytes[..end]).collect();
+            let whole = end == 0 || end == 16;
+            assert_eq!(read.is_ok(), whole, "{end}");
+        }
+        let record = TransactionRecord {
+            id: TransactionId([4; 16]),
+            shards: vec![ShardId(0), ShardId(3)],
+            effects: &bytes,
+        };
+        let body = record.encode();
+        assert_eq!(TransactionRecord::decode(&body), Ok(record));
+        for end in 0..28 {
+            assert_eq!(TransactionRecord::decode(&body[..end]), Err(Malformed), "{end}");
+        }
+        for committed in [true, false] {
+            let end = encode_end(TransactionId([5; 16]), committed);
+            assert_eq!(decode_end(&end), Ok((TransactionId([5; 16]), committed)));
+            assert_eq!(decode_end(&end[..16]), Err(Malformed));
+        }
+    }
+}
