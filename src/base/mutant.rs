@@ -31,7 +31,7 @@ pub enum Mutant {
     PreparedBeforeDurable,
     /// A transaction is applied before its commit record is durable.
     CommitBeforeDurable,
-    /// One participant never hears that a transaction is committed.
+    /// The coordinator applies a committed transaction, the other participants do not.
     CommitsOnOneShard,
 }
 

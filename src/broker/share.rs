@@ -535,7 +535,9 @@ impl<B: IoBuf> Shard<B> {
             }
             let (effects, at) = (effects.clone(), *at);
             if commits {
-                self.apply_share(now, &mut job.judged, at, true, fx);
+                if !Mutant::CommitsOnOneShard.active() {
+                    self.apply_share(now, &mut job.judged, at, true, fx);
+                }
                 self.send(job.coordinator, PeerMsg::Applied { transaction }, fx);
                 self.send_durable(job.coordinator, PeerMsg::Ended { transaction });
             }

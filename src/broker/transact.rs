@@ -333,10 +333,7 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn committed(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
         let Some(coordinated) = self.coordinated.get(&transaction) else { return };
         let Some(at) = coordinated.committed else { return };
-        let mut others: Vec<ShardId> = coordinated.others(self.config.shard).collect();
-        if Mutant::CommitsOnOneShard.active() {
-            others.truncate(others.len().saturating_sub(1));
-        }
+        let others: Vec<ShardId> = coordinated.others(self.config.shard).collect();
         self.apply_own(now, transaction, at, fx);
         for shard in others {
             self.send(shard, PeerMsg::Commit { transaction }, fx);

@@ -151,7 +151,8 @@ impl<B: IoBuf> Shard<B> {
             Some(Waiting::GiveBack { queue, group, lease_id, claims }) => {
                 self.take_back(now, &queue, &group, lease_id, &claims, fx);
             }
-            None => {}
+            // Called twice: it has had its turn.
+            None => return,
         }
         self.leave(now, ticket, fx);
     }

@@ -2,6 +2,7 @@
 //! anything. What was answered is held against the ledger; at the end everything is read.
 
 mod crowd;
+mod transact;
 
 use crate::disk::{Crash, Faults};
 use crate::for_seeds;
@@ -29,6 +30,7 @@ enum Sent {
     Pop { shard: usize, sent: Box<PopSent>, cancelled: bool },
     Ack { group: String, items: Vec<AckItem<'static>> },
     Extend { lease: LeaseId, seconds: u32, at_us: i64 },
+    Transaction { number: usize },
     Delete { queue: String, partitions: Vec<PartitionId> },
     Other,
 }
@@ -42,6 +44,7 @@ struct Flavor {
     space: bool,
     deletes: bool,
     retention: bool,
+    transactions: bool,
     /// Answers looked up on the durable image, in percent.
     looks: u64,
 }
@@ -54,6 +57,7 @@ struct Chaos {
     open: BTreeMap<u64, Sent>,
     /// Pushes that may be sent again.
     again: Vec<Vec<Item>>,
+    transactions: transact::Book,
     step: u64,
     talk: bool,
 }
@@ -68,6 +72,7 @@ fn chaos_of(seed: u64, salt: u64) -> Chaos {
         space: prng.chance(15),
         deletes: prng.chance(25),
         retention: prng.chance(15),
+        transactions: prng.chance(60),
         looks: 2,
     };
     Chaos {
@@ -77,6 +82,7 @@ fn chaos_of(seed: u64, salt: u64) -> Chaos {
         ledger: Ledger::new(flavor.faults),
         open: BTreeMap::new(),
         again: Vec::new(),
+        transactions: transact::Book::default(),
         step: 0,
         talk: std::env::var_os("SIM_TALK").is_some(),
     }
@@ -124,6 +130,7 @@ impl Chaos {
             48 if self.work.prng.chance(40) => self.crash(None)?,
             49 => self.change_faults(),
             50 if self.work.prng.chance(40) => self.quiet()?,
+            51..=58 if self.flavor.transactions => self.transact()?,
             _ => {
                 for _ in 0..self.work.prng.below(8) {
                     let us = self.work.prng.below(300);
@@ -361,6 +368,7 @@ impl Chaos {
                 self.ledger.delete_ended(&queue);
                 Ok(())
             }
+            (Sent::Transaction { number }, reply) => self.transacted(number, reply),
             (Sent::Other, Reply::Configured { .. }) => Ok(()),
             // A deletion that was refused may still come to pass with the next start.
             (Sent::Extend { .. } | Sent::Delete { .. } | Sent::Other, Reply::Refused(_)) => Ok(()),
@@ -485,7 +493,8 @@ impl Chaos {
         let mut found = Ok(false);
         for shard in 0..usize::from(self.world.shape.shards) {
             self.world.durable_records(shard, &mut |record| {
-                if record.kind == records::BATCH && found == Ok(false) {
+                let holds = [records::BATCH, records::TRANSACTION_BATCH].contains(&record.kind);
+                if holds && found == Ok(false) {
                     let batch = opener.record(PartitionId(record.key), record.body);
                     found = batch.map(|batch| batch.messages.iter().any(|m| m.id == id));
                 }
@@ -520,6 +529,7 @@ impl Chaos {
             match sent {
                 Sent::Push { items, .. } => self.again.push(items),
                 Sent::Pop { sent, .. } => self.lost_pop(&sent),
+                Sent::Transaction { number } => self.transaction_lost(number),
                 _ => {}
             }
         }
@@ -626,16 +636,18 @@ impl Chaos {
         self.world.advance(400_000_000);
         self.world.tick()?;
         let mut live = BTreeMap::new();
-        for queue in self.work.queue_names() {
-            let exists = self.listed()?.iter().any(|name| name == queue);
-            if !exists {
-                continue;
-            }
+        let listed = self.listed()?;
+        let exists = |queue: &&&str| listed.iter().any(|name| name == *queue);
+        let queues: Vec<&str> = self.work.queue_names().iter().filter(exists).copied().collect();
+        for queue in &queues {
             self.ungate(queue)?;
+            live.extend(self.read_all(queue, "the last reader")?);
+        }
+        self.judge_transactions()?;
+        for queue in &queues {
             for (partition, start) in self.read_all(queue, QUEUE_MODE)? {
                 self.ledger.resumes(QUEUE_MODE, queue, partition, start)?;
             }
-            live.extend(self.read_all(queue, "the last reader")?);
         }
         self.ledger.complete(&live)
     }

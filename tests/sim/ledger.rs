@@ -382,12 +382,22 @@ impl Ledger {
         lease: &str,
         id: &str,
     ) {
+        self.may_settle(group, partition, id);
+        self.ack_opens(step, group, partition, lease);
+    }
+
+    /// An ack of this id may have been taken.
+    pub fn may_settle(&mut self, group: &str, partition: PartitionId, id: &str) {
         let offsets = self.offsets_of(partition, id);
         let reader = self.readers.entry((partition, group.to_owned())).or_default();
         let last = offsets.last().map_or(u64::MAX, |o| o + 1);
         // A second message of the same id may be meant, one that nobody saw.
         let ceiling = if offsets.len() == 1 { last } else { u64::MAX };
         reader.ceiling = reader.ceiling.max(ceiling);
+    }
+
+    pub fn ack_opens(&mut self, step: u64, group: &str, partition: PartitionId, lease: &str) {
+        let reader = self.readers.entry((partition, group.to_owned())).or_default();
         for held in &mut reader.leases {
             held.over |= lease.is_empty();
             held.open += usize::from(uuid::parse(lease) == Some(held.id.0));
@@ -493,6 +503,16 @@ impl Ledger {
     }
 
     // ---- the end
+
+    /// Whether a message was seen stored; `None`: its queue was deleted or retention works there,
+    /// so that nobody can say.
+    pub fn is_stored(&self, number: u64) -> Option<bool> {
+        let pushed = &self.pushed[&number];
+        let begun = self.deletions.get(&pushed.item.queue).copied().unwrap_or(0);
+        let intact = Some(begun) == pushed.deletions && !self.retained.contains(&pushed.item.queue);
+        let seen = self.places.contains_key(&number);
+        (seen || intact).then_some(seen)
+    }
 
     /// What a group finds first at the end: nothing unacked may lie before it.
     pub fn resumes(&self, group: &str, queue: &str, partition: PartitionId, start: u64) -> Step {
