@@ -27,6 +27,7 @@ use crate::base::mutant::Mutant;
 use crate::base::time::Now;
 use crate::base::uuid;
 use crate::model::error::{ErrorCode, Refusal};
+use crate::model::frame::Marks;
 use crate::model::peer::{AckTarget, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{PushResult, Reply};
 use crate::model::transaction::{
@@ -152,8 +153,10 @@ impl<B: IoBuf> Shard<B> {
         shares: &mut BTreeMap<ShardId, Share>,
     ) -> (usize, Vec<Vec<SmallVec<[(u32, u32); 2]>>>) {
         let mut parts = Parts::default();
+        let producer = request.producer.map(str::as_bytes);
         for (place, item) in request.items.iter().enumerate() {
-            self.add_item(now, &mut parts, place, &item.item, item.trace_id, || 0);
+            let marks = Marks { trace_id: item.trace_id, producer };
+            self.add_item(now, &mut parts, place, &item.item, marks, || 0);
         }
         let mut pushes = request.items.len() as u32;
         for group in request.frames {
