@@ -504,6 +504,25 @@ mod tests {
     }
 
     #[test]
+    fn a_token_with_any_character_changed_opens_nothing() {
+        let (rules, keys) = (rules("auto"), KeySet::parse(KEY_SET.as_bytes()).unwrap());
+        for algorithm in ["HS256", "HS512", "RS256"] {
+            let good = token_of(algorithm);
+            assert!(rules.verify(good.as_bytes(), &keys, NOW_S).is_ok());
+            for at in 0..good.len() {
+                for other in *b"Aa0-_.=\x00\xff" {
+                    let mut token = good.as_bytes().to_vec();
+                    if std::mem::replace(&mut token[at], other) != other {
+                        let got = rules.verify(&token, &keys, NOW_S);
+                        assert!(got.is_err(), "{algorithm}: {other:#x} at {at}");
+                    }
+                }
+                assert!(rules.verify(&good.as_bytes()[..at], &keys, NOW_S).is_err(), "cut at {at}");
+            }
+        }
+    }
+
+    #[test]
     fn a_public_key_is_no_secret() {
         let mut rules = rules("auto");
         rules.fixed.public = Some(public_key(RSA).unwrap());
