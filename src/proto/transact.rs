@@ -84,10 +84,7 @@ pub struct Framed<'a> {
 
 impl<'a> Framed<'a> {
     /// `None`: not the binary form at all. The frames of its groups are stamped with `producer`.
-    pub fn read(
-        body: &'a Bytes,
-        producer: Option<&'a str>,
-    ) -> Option<Result<Self, Unusable>> {
+    pub fn read(body: &'a Bytes, producer: Option<&'a str>) -> Option<Result<Self, Unusable>> {
         body.starts_with(MAGIC).then(|| Self::read_head(body, producer))
     }
 

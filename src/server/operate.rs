@@ -258,13 +258,15 @@ pub(super) async fn read_groups<'a>(
 ) -> Result<Vec<FrameGroup<'a>>, Refusal> {
     let inflating = Inflating::begin(node);
     let mut groups = Vec::new();
-    while let Some(group) = body.next_group(node.opener().inflater(), Vec::new())? {
+    loop {
+        // A statement of its own: what inflates is not held across the wait.
+        let group = body.next_group(node.opener().inflater(), Vec::new())?;
+        let Some(group) = group else { return Ok(groups) };
         groups.push(group);
         if inflating.is_only_one() {
             glommio::yield_if_needed().await;
         }
     }
-    Ok(groups)
 }
 
 /// The content type says that the body is one of the binary forms.

@@ -223,3 +223,38 @@ fn a_sub_is_stamped_whole_or_the_push_is_refused() {
         "Insufficient permissions",
     );
 }
+
+/// The binary form of a transaction: `framed` groups behind an empty head.
+fn binary_transaction(items: &[Item]) -> Vec<u8> {
+    let pushed = framed(items, 0, 1).0;
+    [b"QTB1\0".as_slice(), &0u32.to_le_bytes(), &pushed[5..]].concat()
+}
+
+#[test]
+fn what_a_transaction_pushes_is_stamped() {
+    let broker = with_secret();
+    let mut client = broker.client();
+    let ann = token_of(&json!("ann"));
+    let pushes: Vec<Value> = items("json")
+        .iter()
+        .map(|item| {
+            json!({
+                "queue": item.queue, "partition": item.partition, "transactionId": item.transaction_id,
+                "payload": serde_json::from_str::<Value>(&item.payload).unwrap(),
+                "producerSub": "mallory", "traceId": "00000000-0000-4000-8000-000000000001",
+            })
+        })
+        .collect();
+    let body = json!({ "operations": [{ "type": "push", "items": pushes }] }).to_string();
+    let binary = binary_transaction(&items("binary"));
+    for (queue, body) in [("json", body.into_bytes()), ("binary", binary)] {
+        let answer = ask(&mut client, "POST", "/api/v1/transaction", Some(&ann), &body);
+        assert_eq!((answer.status, &answer.json()["success"]), (200, &json!(true)), "{queue}");
+        check(queue, &popped(&mut client, queue, &ann), &json!("ann"));
+    }
+    assert_eq!((client.metric("groupsKept"), client.metric("groupsRecoded")), (0, 3));
+    let longer = token_of(&json!("s".repeat(256)));
+    let body = br#"{"operations":[{"type":"push","queue":"q","payload":1}]}"#;
+    let answer = ask(&mut client, "POST", "/api/v1/transaction", Some(&longer), body);
+    assert_eq!((answer.status, &answer.json()["code"]), (400, &json!("bad_request")));
+}
