@@ -33,7 +33,7 @@ impl Bench {
                 payload,
             })
             .collect();
-        let reply = self.0.run(Command::Push(&items));
+        let reply = self.0.run(Command::Push { items: &items, producer: None });
         assert!(matches!(reply, Reply::Push(results) if results.len() == BATCH));
     }
 

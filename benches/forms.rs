@@ -143,7 +143,7 @@ fn check_group() -> Box<dyn FnMut()> {
     body.extend(packed);
     let (body, mut inflater) = (Bytes::from(body), Inflater::default());
     Box::new(move || {
-        let mut framed = FramedBody::new(black_box(&body)).expect("a good body");
+        let mut framed = FramedBody::new(black_box(&body), None).expect("a good body");
         let group = framed.next_group(&mut inflater, Vec::new()).expect("a good group");
         assert_eq!(group.map(|group| group.piece.count), Some(MESSAGES as u32));
     })

@@ -4,6 +4,8 @@
 //! brokers of this wire use, where there is an obvious one. A value that cannot be read stops
 //! the start: a setting that silently does nothing is worse than none.
 
+mod auth;
+
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -13,6 +15,7 @@ use clap::{Parser, ValueEnum};
 
 use crate::base::cipher::Keys;
 use crate::base::limits;
+use crate::server::host::StartRefused;
 use crate::server::settings::{Settings, parse_cpus};
 
 /// A single-node message broker: one ordered partition per entity, durable before the answer.
@@ -61,6 +64,9 @@ pub struct Config {
     #[arg(long, env = "LANEMQ_ENCRYPTION_KEY_FILE")]
     pub encryption_key_file: Option<PathBuf>,
 
+    #[command(flatten)]
+    pub auth: auth::AuthConfig,
+
     /// Least severe log lines to write: error, warn, info, debug, trace, or a filter such as
     /// `info,lanemq=debug`.
     #[arg(long, env = "LANEMQ_LOG_LEVEL", default_value = "info")]
@@ -89,8 +95,8 @@ impl Config {
         Self::parse_from(aliased)
     }
 
-    /// What the driver is told, with the keys that the process was given. The error is in words.
-    pub fn settings(&self) -> Result<Settings, String> {
+    /// What the driver is told, with the keys that the process was given.
+    pub fn settings(&self) -> Result<Settings, StartRefused> {
         Ok(Settings {
             listen: self.listen,
             data_dir: self.data_dir.clone(),
@@ -101,9 +107,19 @@ impl Config {
             max_connections: self.max_connections,
             max_body_bytes: in_memory(self.max_body_bytes),
             compress_bytes: self.compress_json.map(in_memory),
-            keys: keys(self.encryption_key_file.as_deref(), |name| std::env::var(name).ok())?,
+            keys: keys(self.encryption_key_file.as_deref(), |name| std::env::var(name).ok())
+                .map_err(bad_key)?,
+            auth: self.auth.settings(|name| std::env::var(name).ok()).map_err(bad_auth)?,
         })
     }
+}
+
+fn bad_key(text: String) -> StartRefused {
+    StartRefused::new(text, "openssl rand -hex 32 >key, and --encryption-key-file key")
+}
+
+fn bad_auth(text: String) -> StartRefused {
+    StartRefused::new(text, "the settings of authentication that lanemq --help lists")
 }
 
 /// The keys of the environment, or of the named file. Not a flag: the arguments of a process are
@@ -145,8 +161,13 @@ fn with_aliases(mut args: Vec<OsString>, env: impl Fn(&str) -> Option<String>) -
     for (flag, own, theirs) in [
         ("--data-dir", "LANEMQ_DATA_DIR", "QUEEN_RAFT_DIR"),
         ("--log-level", "LANEMQ_LOG_LEVEL", "LOG_LEVEL"),
-    ] {
-        if let (false, Some(value)) = (given(flag, own), set(theirs)) {
+    ]
+    .into_iter()
+    .chain(auth::ALIASES)
+    {
+        // The skipped paths say something by being empty.
+        let value = if flag == auth::SKIP_PATHS { env(theirs) } else { set(theirs) };
+        if let (false, Some(value)) = (given(flag, own), value) {
             more.push(format!("{flag}={value}").into());
         }
     }

@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         .and_then(|()| signals.map_err(no_signals))
         .map_err(Failure::Refused)
         .and_then(|signals| {
-            let settings = config.settings().map_err(bad_key).map_err(Failure::Refused)?;
+            let settings = config.settings().map_err(Failure::Refused)?;
             serve::run(&settings, signals, announce)
         });
     match served {
@@ -57,10 +57,6 @@ fn no_signals(error: std::io::Error) -> StartRefused {
         format!("signals cannot be blocked ({error})"),
         "a look at the seccomp profile",
     )
-}
-
-fn bad_key(text: String) -> StartRefused {
-    StartRefused::new(text, "openssl rand -hex 32 >key, and --encryption-key-file key")
 }
 
 /// To stderr; also what glommio says through the `log` crate, such as buffers it could not

@@ -62,7 +62,10 @@ impl Server {
     fn push(&mut self, bytes: &[u8]) {
         let request = self.receive(bytes);
         let items = push::decode(&request.body).unwrap();
-        let Reply::Push(results) = self.core.run(Command::Push(&items)) else { panic!("a push") };
+        let Reply::Push(results) = self.core.run(Command::Push { items: &items, producer: None })
+        else {
+            panic!("a push")
+        };
         self.out.clear();
         push::encode(push::labels(&items), &results, &mut self.out);
     }

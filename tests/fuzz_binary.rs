@@ -160,7 +160,7 @@ impl Judge {
 }
 
 fn groups_of<'a>(body: &'a Bytes, inflater: &mut Inflater) -> Result<Vec<FrameGroup<'a>>, Refusal> {
-    let mut framed = FramedBody::new(body)?;
+    let mut framed = FramedBody::new(body, None)?;
     let mut groups = Vec::new();
     while let Some(group) = framed.next_group(inflater, Vec::new())? {
         groups.push(group);

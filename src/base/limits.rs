@@ -54,6 +54,16 @@ pub const COMPRESS_BYTES_MAX: usize = 1 << 20;
 /// Error text of a nack that a dead letter keeps; the rest is cut at a character boundary.
 pub const ERROR_TEXT_BYTES_MAX: usize = 16 << 10;
 
+/// The `sub` of a token as it is stamped into messages: what OpenID Connect allows.
+pub const PRODUCER_BYTES_MAX: usize = 255;
+/// What all stamps of one push may add to it; over it 413.
+pub const STAMPS_BYTES_MAX: usize = BODY_BYTES_MAX;
+/// A key set and its keys: a provider has two or three.
+pub const JWKS_BYTES_MAX: usize = 1 << 20;
+pub const JWKS_KEYS_MAX: usize = 256;
+/// Verified tokens that one executor remembers, some 400 bytes each.
+pub const TOKENS_CACHED_MAX: usize = 2_048;
+
 /// One batch (one partition of one push) with its record's overhead.
 pub const APPEND_BYTES_MAX: usize = 96 << 20;
 /// Smallest segment: a few hundred chunks.

@@ -528,7 +528,7 @@ impl<B: IoBuf> Shard<B> {
     ) -> (u8, Source) {
         let whole = items.iter().all(|item| item.fate == Fate::Store)
             || Mutant::KeepsRepeats.active() && !piece.packed.is_empty();
-        if whole && !seals && !piece.packed.is_empty() {
+        if whole && !seals && !piece.packed.is_empty() && !piece.recode {
             return (CODEC_ZSTD, Source::Packed);
         }
         let mut source = Source::Frames;

@@ -137,11 +137,12 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         items: &[PushItem<'_>],
+        producer: Option<&str>,
         token: Token,
         fx: &mut Effects<B>,
     ) {
         if self.admits_push(token, fx) {
-            let parts = self.split(now, items);
+            let parts = self.split(now, items, producer);
             self.push_parts(token, parts, items.len(), fx);
         }
     }
@@ -190,12 +191,14 @@ impl<B: IoBuf> Shard<B> {
         self.send_parts(task, fx);
     }
 
-    /// Groups the items by partition and frames them.
-    fn split(&mut self, now: Now, items: &[PushItem<'_>]) -> Vec<PushPart> {
+    /// Groups the items by partition and frames them, stamped with their producer.
+    fn split(&mut self, now: Now, items: &[PushItem<'_>], producer: Option<&str>) -> Vec<PushPart> {
+        let producer = producer.map(str::as_bytes);
+        let marks = Marks { producer, ..Marks::default() };
         let mut parts = Parts::default();
         for (place, item) in items.iter().enumerate() {
-            let bytes = || framed_bytes(items, place);
-            self.add_item(now, &mut parts, place, item, None, bytes);
+            let bytes = || framed_bytes(items, place, producer);
+            self.add_item(now, &mut parts, place, item, marks, bytes);
         }
         parts.parts
     }
@@ -207,7 +210,7 @@ impl<B: IoBuf> Shard<B> {
         parts: &mut Parts<'a>,
         place: usize,
         item: &'a PushItem<'_>,
-        trace_id: Option<[u8; 16]>,
+        marks: Marks<'_>,
         bytes: impl FnOnce() -> usize,
     ) {
         let part = parts.of((&*item.queue, &*item.partition));
@@ -230,12 +233,10 @@ impl<B: IoBuf> Shard<B> {
         };
         let piece = &mut batch.pieces[0];
         piece.count += 1;
-        match trace_id {
-            None => frame::write_frame(&mut piece.frames, id, transaction_id, item.payload),
-            Some(trace_id) => {
-                let marks = Marks { trace_id: Some(trace_id), ..Marks::default() };
-                frame::write_marked(&mut piece.frames, id, transaction_id, marks, item.payload);
-            }
+        if marks == Marks::default() {
+            frame::write_frame(&mut piece.frames, id, transaction_id, item.payload);
+        } else {
+            frame::write_marked(&mut piece.frames, id, transaction_id, marks, item.payload);
         }
     }
 
@@ -363,15 +364,16 @@ impl<B: IoBuf> Shard<B> {
 
 /// Bytes of the frames from the item at `from` to the end of its run of neighbours of one
 /// partition: mostly all that the partition gets.
-fn framed_bytes(items: &[PushItem<'_>], from: usize) -> usize {
+fn framed_bytes(items: &[PushItem<'_>], from: usize, producer: Option<&[u8]>) -> usize {
     const MINTED_BYTES: usize = 36;
+    let stamp = frame::stamp_bytes(producer);
     let first = &items[from];
     items[from..]
         .iter()
         .take_while(|item| item.partition == first.partition && item.queue == first.queue)
         .map(|item| {
             let id = item.transaction_id.as_ref().map_or(MINTED_BYTES, |id| id.len());
-            frame::FRAME_BYTES_MIN + id + item.payload.len()
+            frame::FRAME_BYTES_MIN + id + stamp + item.payload.len()
         })
         .sum()
 }

@@ -191,7 +191,7 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         match command {
-            Command::Push(items) => self.push(now, items, token, fx),
+            Command::Push { items, producer } => self.push(now, items, producer, token, fx),
             Command::PushFrames(groups) => self.push_frames(groups, token, fx),
             Command::Pop(request) => self.pop(now, &request, token, fx),
             Command::Ack(request) => self.ack(now, request, token, fx),

@@ -27,6 +27,7 @@ use crate::base::mutant::Mutant;
 use crate::base::time::Now;
 use crate::base::uuid;
 use crate::model::error::{ErrorCode, Refusal};
+use crate::model::frame::Marks;
 use crate::model::peer::{AckTarget, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{PushResult, Reply};
 use crate::model::transaction::{
@@ -37,6 +38,9 @@ use crate::model::transaction::{
 /// How often a transaction is tried anew because a queue was deleted or made under it.
 const RETRIES_MAX: u32 = 8;
 
+/// Where each run of a push's messages begins in the request, and its length.
+type Runs = SmallVec<[(u32, u32); 2]>;
+
 /// A transaction at the shard of its client.
 #[derive(Debug)]
 pub(super) struct TransactionTask {
@@ -46,7 +50,7 @@ pub(super) struct TransactionTask {
     /// Ascending by shard.
     shares: Vec<(ShardId, SharedShare)>,
     /// For each share and each of its pushes: where runs of its messages stand in the request.
-    runs: Vec<Vec<SmallVec<[(u32, u32); 2]>>>,
+    runs: Vec<Vec<Runs>>,
     retries: u32,
     /// A queue whose owner must be asked before the next attempt.
     stale: Option<String>,
@@ -144,16 +148,17 @@ impl<B: IoBuf> Shard<B> {
 
     /// Scatters the messages to the shards of their partitions. Returns how many there are, and
     /// where each share's stand in the request.
-    #[expect(clippy::type_complexity, reason = "the two halves of a task's book-keeping")]
     fn share_pushes(
         &mut self,
         now: Now,
         request: TransactionRequest<'_>,
         shares: &mut BTreeMap<ShardId, Share>,
-    ) -> (usize, Vec<Vec<SmallVec<[(u32, u32); 2]>>>) {
+    ) -> (usize, Vec<Vec<Runs>>) {
         let mut parts = Parts::default();
+        let producer = request.producer.map(str::as_bytes);
         for (place, item) in request.items.iter().enumerate() {
-            self.add_item(now, &mut parts, place, &item.item, item.trace_id, || 0);
+            let marks = Marks { trace_id: item.trace_id, producer };
+            self.add_item(now, &mut parts, place, &item.item, marks, || 0);
         }
         let mut pushes = request.items.len() as u32;
         for group in request.frames {

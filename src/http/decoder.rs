@@ -31,11 +31,10 @@ enum State {
 }
 
 /// What is known of a request whose body is awaited.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Pending<'a> {
     pub method: Method,
-    /// The whole target as sent.
-    pub target: &'a [u8],
+    pub target: Target,
     pub authorization: Option<&'a [u8]>,
 }
 
@@ -156,7 +155,7 @@ impl Decoder {
         let bytes = &self.buffer.data()[..awaited.head_bytes];
         Some(Pending {
             method: head.method,
-            target: head.target.in_bytes(bytes),
+            target: Target::new(Bytes::copy_from_slice(head.target.in_bytes(bytes)), head.parts),
             authorization: head.authorization.map(|span| span.in_bytes(bytes)),
         })
     }

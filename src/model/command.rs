@@ -15,8 +15,12 @@ pub const DEFAULT_PARTITION: &str = "Default";
 /// One request, checked as far as it can be without the broker's state.
 #[derive(Debug)]
 pub enum Command<'a> {
-    Push(&'a [PushItem<'a>]),
-    /// Frames that the client built, checked: one group for each run of one partition.
+    Push {
+        items: &'a [PushItem<'a>],
+        /// Stamped into every message: who pushes, as the broker knows it and not as the body says.
+        producer: Option<&'a str>,
+    },
+    /// Frames that the client built, checked and stamped: one group for each run of one partition.
     PushFrames(Vec<FrameGroup<'a>>),
     Pop(PopRequest<'a>),
     Ack(&'a AckRequest<'a>),

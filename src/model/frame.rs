@@ -67,6 +67,18 @@ pub fn write_marked(
     rewrite(out, &frame, frame.flags, |out| out.extend_from_slice(payload));
 }
 
+/// Bytes that the stamp of a producer adds to a frame.
+pub fn stamp_bytes(producer: Option<&[u8]>) -> usize {
+    producer.map_or(0, |producer| 2 + producer.len())
+}
+
+/// Appends `frame` again, stamped with `producer`.
+pub fn write_stamped(out: &mut Vec<u8>, frame: &Frame<'_>, producer: &[u8]) {
+    let flags = frame.flags | FLAG_PRODUCER;
+    let stamped = Frame { producer: Some(producer), ..*frame };
+    rewrite(out, &stamped, flags, |out| out.extend_from_slice(frame.payload));
+}
+
 /// Appends `frame` again with another payload, as it is kept at rest: flagged encrypted.
 pub fn write_encrypted(out: &mut Vec<u8>, frame: &Frame<'_>, seal: impl FnOnce(&mut Vec<u8>)) {
     rewrite(out, frame, frame.flags | FLAG_ENCRYPTED, seal);

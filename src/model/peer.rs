@@ -78,6 +78,8 @@ pub struct PushPiece {
     /// The client's one zstd frame over exactly `frames`: stored as it came where nothing of it
     /// has to change. Empty where the broker framed the items itself.
     pub packed: Bytes,
+    /// The frames were stamped since: `packed` only says that they are to be compressed again.
+    pub recode: bool,
 }
 
 impl PushBatch {

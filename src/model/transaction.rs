@@ -21,6 +21,8 @@ pub struct TransactionRequest<'a> {
     pub items: Vec<TransactionItem<'a>>,
     /// Messages that the client framed; they count behind `items`.
     pub frames: Vec<FrameGroup<'a>>,
+    /// Stamped into `items`, and into `frames` already.
+    pub producer: Option<&'a str>,
 }
 
 /// An ack with the group whose cursor it moves. Its lease is the one that fences it.

@@ -14,6 +14,7 @@ use super::json::{self, Object, Text};
 use crate::base::{limits, uuid};
 use crate::model::command::{DEFAULT_PARTITION, PushItem};
 use crate::model::error::{ErrorCode, Refusal};
+use crate::model::frame;
 use crate::model::reply::PushResult;
 
 /// Reads a JSON push body.
@@ -71,6 +72,20 @@ pub(super) fn check_item<'a>(
         return Err(Refusal::new(ErrorCode::BadRequest, text));
     }
     Ok(PushItem { queue, partition, transaction_id, payload: payload.get().as_bytes() })
+}
+
+/// Bounds what the stamps of a push add to it: many small messages with a long producer would
+/// otherwise grow tenfold behind the limit of the body.
+pub fn check_stamps(messages: usize, producer: Option<&str>) -> Result<(), Refusal> {
+    let each = frame::stamp_bytes(producer.map(str::as_bytes));
+    if each.saturating_mul(messages) <= limits::STAMPS_BYTES_MAX {
+        return Ok(());
+    }
+    let text = format!(
+        "{messages} messages stamped with a producer of {each} bytes are over the limit of {}",
+        limits::STAMPS_BYTES_MAX
+    );
+    Err(Refusal::new(ErrorCode::PayloadTooLarge, text))
 }
 
 /// What an answer repeats of an item: its queue, and its transaction id where it came with one.

@@ -21,7 +21,7 @@ use bytes::Bytes;
 use super::check_budget;
 use super::json::Fields;
 use super::json_check::is_document;
-use super::push::Label;
+use super::push::{Label, check_stamps};
 use crate::base::compress::{FrameInfo, Inflater};
 use crate::base::limits;
 use crate::model::command::{DEFAULT_PARTITION, FrameGroup, PushItem};
@@ -121,6 +121,8 @@ impl Form {
 /// Reads the groups of a framed body one by one.
 pub struct FramedBody<'a> {
     body: &'a Bytes,
+    /// Stamped into every frame.
+    producer: Option<&'a str>,
     reader: Reader<'a>,
     /// Groups not yet read.
     left: u32,
@@ -130,15 +132,19 @@ pub struct FramedBody<'a> {
 }
 
 impl<'a> FramedBody<'a> {
-    pub fn new(body: &'a Bytes) -> Result<Self, Refusal> {
-        Self::behind(body, 5)
+    pub fn new(body: &'a Bytes, producer: Option<&'a str>) -> Result<Self, Refusal> {
+        Self::behind(body, 5, producer)
     }
 
     /// The groups that begin with the count at `from`.
-    pub(super) fn behind(body: &'a Bytes, from: usize) -> Result<Self, Refusal> {
+    pub(super) fn behind(
+        body: &'a Bytes,
+        from: usize,
+        producer: Option<&'a str>,
+    ) -> Result<Self, Refusal> {
         let mut reader = Reader(body.get(from..).unwrap_or_default());
         let left = reader.u32()?;
-        Ok(Self { body, reader, left, room: limits::INFLATED_BYTES_MAX, messages: 0 })
+        Ok(Self { body, producer, reader, left, room: limits::INFLATED_BYTES_MAX, messages: 0 })
     }
 
     /// The next group that holds messages, inflated into `frames` and checked. `None` after the
@@ -158,15 +164,28 @@ impl<'a> FramedBody<'a> {
             check_frames(&frames, count)?;
             self.messages += count as usize;
             count_message(self.messages.saturating_sub(1))?;
+            check_stamps(self.messages, self.producer)?;
             if count > 0 {
+                if let Some(producer) = self.producer {
+                    frames = stamp(&frames, count, producer.as_bytes());
+                }
                 let packed = self.body.slice_ref(packed);
-                let piece = PushPiece { frames, count, packed };
+                let recode = self.producer.is_some();
+                let piece = PushPiece { frames, count, packed, recode };
                 return Ok(Some(FrameGroup { queue, partition, piece }));
             }
         }
         self.reader.end()?;
         Ok(None)
     }
+}
+
+/// The frames again, each with its producer.
+fn stamp(frames: &[u8], count: u32, producer: &[u8]) -> Vec<u8> {
+    let each = frame::stamp_bytes(Some(producer));
+    let mut stamped = Vec::with_capacity(frames.len() + count as usize * each);
+    frame::frames(frames).for_each(|frame| frame::write_stamped(&mut stamped, &frame, producer));
+    stamped
 }
 
 /// Inflates `packed`, which must be one zstd frame with its content size in the header, or of

@@ -83,12 +83,12 @@ pub struct Framed<'a> {
 }
 
 impl<'a> Framed<'a> {
-    /// `None`: not the binary form at all.
-    pub fn read(body: &'a Bytes) -> Option<Result<Self, Unusable>> {
-        body.starts_with(MAGIC).then(|| Self::read_head(body))
+    /// `None`: not the binary form at all. The frames of its groups are stamped with `producer`.
+    pub fn read(body: &'a Bytes, producer: Option<&'a str>) -> Option<Result<Self, Unusable>> {
+        body.starts_with(MAGIC).then(|| Self::read_head(body, producer))
     }
 
-    fn read_head(body: &'a Bytes) -> Result<Self, Unusable> {
+    fn read_head(body: &'a Bytes, producer: Option<&'a str>) -> Result<Self, Unusable> {
         let malformed = |text: &'static str| Unusable::Malformed(text.into());
         let flags = *body.get(4).ok_or_else(|| malformed("the body ends before its flags"))?;
         if flags & !FLAG_COUNTS != 0 {
@@ -100,7 +100,7 @@ impl<'a> Framed<'a> {
         let head = body.get(9..behind).ok_or_else(short)?;
         let head = if head.is_empty() { &b"{}"[..] } else { head };
         let wire: WireTransaction<'_> = json::read_object(head).map_err(Unusable::of)?;
-        let groups = FramedBody::behind(body, behind).map_err(Unusable::of)?;
+        let groups = FramedBody::behind(body, behind, producer).map_err(Unusable::of)?;
         let transaction = wire.read()?;
         let counts = flags & FLAG_COUNTS != 0;
         Ok(Self { transaction: Transaction { counts, ..transaction }, groups })

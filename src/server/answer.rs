@@ -8,6 +8,7 @@ use smallvec::SmallVec;
 use super::dma::DmaBuf;
 use super::route;
 use super::shard::Claimed;
+use super::token::Denial;
 use crate::http::{self, Method, Reject, ResponseHead};
 use crate::model::error::Refusal;
 use crate::proto::error;
@@ -24,13 +25,16 @@ pub struct Answer {
     /// Follows `body`: a framed pop's batches, as they lie in the log's buffers.
     pub pieces: Vec<Piece<DmaBuf>>,
     pub retry_after: Option<u32>,
+    /// Further fields of the head.
+    pub fields: &'static [(&'static str, &'static str)],
     /// What goes back to the shard unless all of the answer is sent.
     pub claimed: Option<Claimed>,
 }
 
 impl Answer {
     pub fn new(status: u16, content_type: &'static str, body: Vec<u8>) -> Self {
-        Self { status, content_type, body, pieces: Vec::new(), retry_after: None, claimed: None }
+        let (pieces, fields) = (Vec::new(), &[]);
+        Self { status, content_type, body, pieces, retry_after: None, fields, claimed: None }
     }
 
     pub fn json(status: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Self {
@@ -48,6 +52,16 @@ impl Answer {
         let (status, retry_after) = route::status_of(refusal.code);
         let answer = Self::json(status, |out| error::encode(refusal, out));
         Self { retry_after, ..answer }
+    }
+
+    /// A refusal for want of a good token or of a role. Its body has no code on this wire.
+    pub fn denied(denial: Denial) -> Self {
+        let answer = Self::json(denial.status(), |out| {
+            crate::proto::json::Fields::begin(out).text("error", denial.text()).end();
+        });
+        // RFC 9110 11.6.1: a 401 says how to do better.
+        let challenge: &[_] = &[("www-authenticate", "Bearer")];
+        Self { fields: if answer.status == 401 { challenge } else { &[] }, ..answer }
     }
 
     /// A refusal of the codec. An oversized body's is plain text on this wire.
@@ -108,6 +122,7 @@ impl Outbox {
         head.keep_alive = asked.keep_alive;
         head.http10 = asked.http10;
         head.retry_after = answer.retry_after;
+        head.extra = answer.fields;
         http::write_head(&mut self.heads, &head);
         let head = from..self.heads.len();
         self.bytes += head.len();

@@ -27,6 +27,7 @@ use super::node::Node;
 use super::operate;
 use super::shard::ShardHandle;
 use super::sys;
+use super::token::Denial;
 use super::watch::Watch;
 use crate::base::limits;
 use crate::http::{CONTINUE, Decoder, Method, Reject, Request, Step};
@@ -115,6 +116,8 @@ struct Conn {
     last: bool,
     /// The peer has sent FIN.
     peer_done: bool,
+    /// The request whose body is awaited was found good by its head.
+    admitted: bool,
     /// There may be unread bytes at the end.
     linger: bool,
     /// Requests that were counted as open and not yet as answered.
@@ -169,6 +172,7 @@ impl Conn {
             since_us: node.now().mono_us,
             last: false,
             peer_done: false,
+            admitted: false,
             linger: false,
             counted: 0,
             answered: 0,
@@ -209,14 +213,43 @@ impl Conn {
     fn take_requests(&mut self, cx: &mut Context<'_>) {
         while !self.last && self.open.len() < limits::PIPELINE_MAX {
             match self.decoder.next() {
-                Step::NeedMore => return,
+                Step::NeedMore => {
+                    self.refuse_body();
+                    return;
+                }
+                Step::Continue if self.refuse_body() => return,
                 Step::Continue => self.push(State::Raw(CONTINUE), Self::plain(true)),
-                Step::Request(request) => self.begin(request, cx),
+                Step::Request(request) => {
+                    self.admitted = false;
+                    self.begin(request, cx);
+                }
                 Step::Reject(reject) => {
                     self.linger = true;
                     self.end_with(Answer::rejected(&reject));
                 }
             }
+        }
+    }
+
+    /// Refuses a request before its body is taken, where its head is enough for that. A client
+    /// that may not push is not let to send 64 MiB first.
+    fn refuse_body(&mut self) -> bool {
+        let Some(auth) = self.node.auth.as_ref().filter(|_| !self.admitted) else { return false };
+        let Some(pending) = self.decoder.pending() else { return false };
+        let now_us = self.node.now().wall_us;
+        let method = pending.method;
+        let refused = auth.refuses(method, &pending.target, pending.authorization, now_us);
+        self.admitted = refused.is_none();
+        if let Some(denial) = refused {
+            self.deny(method, denial);
+        }
+        refused.is_some()
+    }
+
+    fn deny(&mut self, method: Method, denial: Denial) {
+        self.end_with(Answer::denied(denial));
+        if let Some(open) = self.open.back_mut() {
+            open.asked.method = method;
         }
     }
 

@@ -10,6 +10,7 @@ use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
+use super::jwks::KeySet;
 use crate::base::ids::ShardId;
 use crate::model::peer::PeerMsg;
 
@@ -25,6 +26,8 @@ pub enum Message {
     Refuse(TcpStream),
     /// Every shard of every executor is open: begin the exchange between them.
     Begin,
+    /// The key set was looked at; with it where it is another than before.
+    Keys(Option<Arc<KeySet>>),
     /// Take no new work, finish the open requests.
     Drain,
     /// All requests are answered: close what is left and stop the shards.

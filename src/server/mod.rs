@@ -4,7 +4,9 @@
 //! One executor thread on each core; a connection and a shard stay on theirs. Nothing borrowed
 //! from a shard lives across an await ([`shard::ShardHandle`] is the one door).
 
+pub mod access;
 pub mod answer;
+pub mod auth;
 pub mod clock;
 pub mod conn;
 pub mod control;
@@ -15,6 +17,7 @@ pub mod executor;
 pub mod fs_storage;
 pub mod gate;
 pub mod host;
+pub mod jwks;
 pub mod listen;
 pub mod mesh;
 pub mod node;
@@ -26,6 +29,7 @@ pub mod serve;
 pub mod settings;
 pub mod shard;
 pub mod sys;
+pub mod token;
 mod transact;
 pub mod unpark;
 pub mod watch;

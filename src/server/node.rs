@@ -8,6 +8,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::answer::Outbox;
+use super::auth::{Auth, AuthPart};
 use super::clock::Clock;
 use super::conn;
 use super::control::{Control, Gauges};
@@ -34,6 +35,8 @@ pub struct Part {
     pub limits: Limits,
     /// To show what is encrypted at rest.
     pub keys: Keys,
+    /// `None`: everybody may do everything.
+    pub auth: Option<AuthPart>,
 }
 
 pub struct Node {
@@ -55,6 +58,7 @@ pub struct Node {
     /// Compressed bodies being inflated.
     pub inflating: Cell<usize>,
     pub gate: Rc<ReadGate>,
+    pub auth: Option<Auth>,
 }
 
 /// Outboxes kept for reuse.
@@ -127,6 +131,7 @@ async fn open(part: Part) -> Result<Node, String> {
         opener: RefCell::new(Opener::new(part.keys)),
         inflating: Cell::new(0),
         gate,
+        auth: part.auth.map(Auth::new),
     })
 }
 
@@ -175,6 +180,11 @@ impl Node {
             }
             Message::Connection(stream) => conn::begin(self, stream),
             Message::Refuse(stream) => conn::refuse(self, stream),
+            Message::Keys(keys) => {
+                if let Some(auth) = &self.auth {
+                    auth.keys_seen(keys, self.now().mono_us);
+                }
+            }
             Message::Begin => {
                 self.shards.iter().for_each(|shard| shard.start());
                 self.when_all(|shard| async move { shard.ready().await }, |p| p.ready += 1);

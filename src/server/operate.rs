@@ -8,6 +8,7 @@ use std::rc::Rc;
 use std::sync::atomic::Ordering;
 
 use super::answer::{Answer, JSON, TEXT};
+use super::auth::{self, Caller};
 use super::dma::DmaBuf;
 use super::node::Node;
 use super::process;
@@ -43,11 +44,19 @@ async fn operate(
     shard: &Rc<ShardHandle>,
     request: Request,
 ) -> Result<Answer, Refusal> {
+    let segments = request.target.segments();
+    let path = segments.as_deref().ok();
+    let caller = match &node.auth {
+        None => None,
+        Some(auth) => match auth.admit(&request, path, || node.now()).await {
+            Ok(caller) => caller,
+            Err(denial) => return Ok(Answer::denied(denial)),
+        },
+    };
     refuse_codings(&request)?;
-    let segments =
-        request.target.segments().map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))?;
+    let segments = segments.map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))?;
     match route::find(request.method, &segments) {
-        Route::Push => push(node, shard, &request).await,
+        Route::Push => push(node, shard, &request, caller.as_deref()).await,
         Route::Pop(target) => {
             let target = owned(target);
             drop(segments);
@@ -57,7 +66,7 @@ async fn operate(
             drop(segments);
             pop(node, shard, request, None).await
         }
-        Route::Transact => transact::transact(node, shard, &request).await,
+        Route::Transact => transact::transact(node, shard, &request, caller.as_deref()).await,
         Route::Ack => {
             let body = ack::decode_one(&request.body)?;
             ack(shard, body).await
@@ -148,14 +157,16 @@ async fn push(
     node: &Rc<Node>,
     shard: &Rc<ShardHandle>,
     request: &Request,
+    caller: Option<&Caller>,
 ) -> Result<Answer, Refusal> {
+    let producer = auth::producer(caller)?;
     match push_binary::Form::read(&request.body) {
         Some(form) => {
             let form = form?;
             if form.is_framed() {
-                push_frames(node, shard, request, form).await
+                push_frames(node, shard, request, form, producer).await
             } else {
-                push_plain(node, shard, request, form).await
+                push_plain(node, shard, request, form, producer).await
             }
         }
         None if is_binary(request) => {
@@ -163,7 +174,7 @@ async fn push(
         }
         None => {
             let items = push::decode(&request.body)?;
-            push_items(shard, &items, false).await
+            push_items(shard, &items, producer, false).await
         }
     }
 }
@@ -171,10 +182,12 @@ async fn push(
 async fn push_items(
     shard: &Rc<ShardHandle>,
     items: &[PushItem<'_>],
+    producer: Option<&str>,
     counts: bool,
 ) -> Result<Answer, Refusal> {
+    push::check_stamps(items.len(), producer)?;
     let labels = (!counts).then(|| push::labels(items));
-    show_push(&shard.handle(Command::Push(items)).await, labels)
+    show_push(&shard.handle(Command::Push { items, producer }).await, labels)
 }
 
 /// Without labels the answer holds counts only.
@@ -194,11 +207,12 @@ async fn push_plain(
     shard: &Rc<ShardHandle>,
     request: &Request,
     form: push_binary::Form,
+    producer: Option<&str>,
 ) -> Result<Answer, Refusal> {
     let mut inflated = Vec::new();
     let plain = form.plain(&request.body, node.opener().inflater(), &mut inflated)?;
     let items = form.items(plain)?;
-    push_items(shard, &items, form.wants_counts()).await
+    push_items(shard, &items, producer, form.wants_counts()).await
 }
 
 /// A body being inflated in slices. Only one of an executor's gives way to others between two
@@ -228,8 +242,10 @@ async fn push_frames(
     shard: &Rc<ShardHandle>,
     request: &Request,
     form: push_binary::Form,
+    producer: Option<&str>,
 ) -> Result<Answer, Refusal> {
-    let groups = read_groups(node, &mut push_binary::FramedBody::new(&request.body)?).await?;
+    let mut body = push_binary::FramedBody::new(&request.body, producer)?;
+    let groups = read_groups(node, &mut body).await?;
     let labels = (!form.wants_counts()).then(|| push_binary::Labels::of(&groups));
     let reply = shard.handle(Command::PushFrames(groups)).await;
     show_push(&reply, labels.as_ref().map(|labels| labels.iter()))
@@ -242,13 +258,15 @@ pub(super) async fn read_groups<'a>(
 ) -> Result<Vec<FrameGroup<'a>>, Refusal> {
     let inflating = Inflating::begin(node);
     let mut groups = Vec::new();
-    while let Some(group) = body.next_group(node.opener().inflater(), Vec::new())? {
+    loop {
+        // A statement of its own: what inflates is not held across the wait.
+        let group = body.next_group(node.opener().inflater(), Vec::new())?;
+        let Some(group) = group else { return Ok(groups) };
         groups.push(group);
         if inflating.is_only_one() {
             glommio::yield_if_needed().await;
         }
     }
-    Ok(groups)
 }
 
 /// The content type says that the body is one of the binary forms.

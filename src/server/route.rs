@@ -96,7 +96,7 @@ fn unbuilt<'a>(method: Method, path: &[Cow<'_, str>]) -> Route<'a> {
 }
 
 /// Routes of the wire that later builds serve. `:` is one segment, `*` one or more.
-const UNBUILT: &[(Method, &str, &str)] = &[
+pub(super) const UNBUILT: &[(Method, &str, &str)] = &[
     (Method::Post, "/api/v1/fetch", "fetch"),
     (Method::Post, "/api/v1/fetch/offsets", "fetch offsets"),
     (Method::Post, "/api/v1/partitions/changed", "partitions changed"),

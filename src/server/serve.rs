@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
+use super::auth::AuthPart;
 use super::clock::Clock;
 use super::control::{Control, Progress};
 use super::directory::{self, Directory};
 use super::executor;
 use super::host::{self, Plan, StartRefused};
+use super::jwks::{self, Refresher};
 use super::listen::Acceptor;
 use super::mesh::{Mesh, Message};
 use super::node::{self, Part};
@@ -131,6 +133,12 @@ impl Broker {
             mesh: mesh.clone(),
             control: control.clone(),
         };
+        let (auth, refresher) = auth_of(settings)?;
+        if let Some(refresher) = refresher {
+            let mesh = mesh.clone();
+            let thread = thread::Builder::new().name("key-set".to_owned());
+            thread.spawn(move || refresher.run(&mesh)).map_err(no_thread)?;
+        }
         let slots: Vec<Arc<Slot>> = (0..count).map(|_| Arc::default()).collect();
         unpark::start(slots.clone(), unpark::PERIOD).map_err(no_thread)?;
         let mut executors = Vec::with_capacity(count);
@@ -142,6 +150,7 @@ impl Broker {
                 around: around.clone(),
                 limits: Limits { body_bytes: settings.max_body_bytes, ..Limits::default() },
                 keys: settings.keys.clone(),
+                auth: auth.clone(),
             };
             let ring = executor::Settings::new(*cpu, plan.ring_depth, plan.io_memory);
             let name = format!("executor-{index}");
@@ -291,6 +300,19 @@ fn shards_of(
             Ok((config, directory.shard(shard)))
         })
         .collect()
+}
+
+/// What the executors need to let requests in, and what keeps the key set fresh.
+fn auth_of(settings: &Settings) -> Result<(Option<AuthPart>, Option<Refresher>), Failure> {
+    let Some(auth) = &settings.auth else { return Ok((None, None)) };
+    let settings = Arc::new(auth.clone());
+    let Some(refresh) = auth.refresh.clone() else {
+        return Ok((Some(AuthPart { settings, keys: Arc::default(), asking: None }), None));
+    };
+    let (keys, asking, refresher) = jwks::begin(refresh).map_err(|text| {
+        StartRefused::new(text, "putting a key set with an RSA or Ed25519 key there")
+    })?;
+    Ok((Some(AuthPart { settings, keys, asking: Some(asking) }), Some(refresher)))
 }
 
 fn unopened(text: &str) -> StartRefused {

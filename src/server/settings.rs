@@ -3,6 +3,7 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
+use super::auth::AuthSettings;
 use crate::base::cipher::Keys;
 
 #[derive(Clone, Debug)]
@@ -24,6 +25,8 @@ pub struct Settings {
     pub compress_bytes: Option<usize>,
     /// For the payloads of queues that encrypt. Shows itself by check value only.
     pub keys: Keys,
+    /// `None`: everybody may do everything.
+    pub auth: Option<AuthSettings>,
 }
 
 /// No machine has more; a range beyond it is a slip of the pen.

@@ -179,7 +179,7 @@ impl Chaos {
         let shard = self.shard();
         let borrowed: Vec<PushItem<'_>> = items.iter().map(Item::borrowed).collect();
         let command = match &groups {
-            None => Command::Push(&borrowed),
+            None => Command::Push { items: &borrowed, producer: None },
             Some(groups) => {
                 Command::PushFrames(groups.iter().map(|g| g.borrowed(&items)).collect())
             }
@@ -677,7 +677,7 @@ impl Chaos {
                 id: None,
             }];
             let borrowed: Vec<PushItem<'_>> = items.iter().map(Item::borrowed).collect();
-            match self.ask(Command::Push(&borrowed))? {
+            match self.ask(Command::Push { items: &borrowed, producer: None })? {
                 Reply::Push(results) if matches!(results[0], PushResult::Queued { .. }) => {
                     return Ok(());
                 }

@@ -41,7 +41,7 @@ impl Group {
     pub fn borrowed<'a>(&self, items: &'a [Item]) -> FrameGroup<'a> {
         let first = &items[self.places.start];
         let (frames, packed) = (self.frames.clone(), self.packed.clone());
-        let piece = PushPiece { frames, count: self.places.len() as u32, packed };
+        let piece = PushPiece { frames, count: self.places.len() as u32, packed, recode: false };
         FrameGroup { queue: &first.queue, partition: &first.partition, piece }
     }
 }

@@ -53,7 +53,7 @@ impl Exact {
         }
         let borrowed: Vec<PushItem<'_>> = items.iter().map(Item::borrowed).collect();
         let command = match groups {
-            None => Command::Push(&borrowed),
+            None => Command::Push { items: &borrowed, producer: None },
             Some(groups) => Command::PushFrames(groups.iter().map(|g| g.borrowed(items)).collect()),
         };
         let results = match self.command(command)? {
