@@ -81,6 +81,7 @@ impl Chaos {
                 .map(|item| TransactionItem { item: item.borrowed(), trace_id: None })
                 .collect(),
             frames: Vec::new(),
+            producer: None,
         };
         let shard = self.shard();
         let token = self.world.command(shard, Command::Transact(request))?;
