@@ -3,13 +3,16 @@
 #
 # usage: scripts/compare.sh [BENCHMARKS.md]
 #
-# Peers are the redis-server and nats-server that are installed, each started here with its data
-# in a fresh directory of the same disk, on a free port, and stopped by its process id. What is
-# not alike between them stands with the table.
+# Peers are the redis-server, nats-server and PostgreSQL that are installed, each started here with
+# its data in a fresh directory of the same disk, on a free port, and stopped by its process id.
+# PostgreSQL, which is for the transactions, is installed from Debian's packages where it is missing
+# and this runs as root, without a cluster of its own. What is not alike between them stands with
+# the tables.
 #
 #   COMPARE_REPEATS    runs of each (default 3)
 #   COMPARE_SECONDS    seconds of pushing in a run (default 3)
 #   COMPARE_SUBJECTS   what to run (default: all that can be)
+#   COMPARE_LOADS      the loads: `100` and `1`, the batch of pushes and pops; `txn` (default: all)
 #   LANEMQ_BIN, LANEMQ_BENCH_BIN, LANEMQ_SHARDS   as for the other scripts
 set -euo pipefail
 
@@ -67,9 +70,50 @@ nats_config() {
     printf '}\n'
 }
 
+# Prints the directory of PostgreSQL's programs, the newest there are; nothing without.
+postgres_programs() {
+    local found
+    found=$(printf '%s\n' /usr/lib/postgresql/*/bin/postgres | sort -V | tail -n 1)
+    [[ ! -x $found ]] || dirname "$found"
+}
+
+# Without a cluster: Debian's package would make and start one.
+install_postgres() {
+    ((EUID == 0)) && command -v apt-get >/dev/null || return 0
+    say "installing postgresql" >&2
+    {
+        apt-get install -y --no-install-recommends postgresql-common &&
+            printf 'create_main_cluster = false\n' >>/etc/postgresql-common/createcluster.conf &&
+            apt-get install -y --no-install-recommends postgresql
+    } >&2 || say "postgresql could not be installed" >&2
+}
+
+# postgres_as COMMAND...: root may not run PostgreSQL.
+postgres_as() {
+    if ((EUID == 0)); then
+        exec setpriv --reuid postgres --regid postgres --clear-groups "$@"
+    fi
+    exec "$@"
+}
+
+# A fresh cluster in PEER_DIR, which the user postgres must be able to reach.
+make_cluster() {
+    if ((EUID == 0)); then
+        PEER_DIR=$(mktemp -d /var/tmp/lanemq-compare-XXXXXX)
+        chown postgres "$PEER_DIR"
+        [[ $(stat -c %d "$PEER_DIR") == $(stat -c %d "$CACHE_DIR") ]] ||
+            die "/var/tmp is on another disk than $CACHE_DIR: not the same for both"
+    else
+        PEER_DIR=$(fresh_dir)
+    fi
+    (cd "$PEER_DIR" && postgres_as "$POSTGRES/initdb" -D "$PEER_DIR/data" -A trust -U postgres) \
+        >/dev/null || die "initdb failed"
+}
+
 # Prints the subjects that can run here.
 subjects() {
     printf '%s\n' lanemq lanemq-framed
+    [[ -z $POSTGRES ]] || printf 'postgres\n'
     ! command -v redis-server >/dev/null || printf '%s\n' redis-always redis-everysec
     command -v nats-server >/dev/null || return 0
     # `always` came with nats-server 2.10.
@@ -82,6 +126,44 @@ subjects() {
     fi
     rm -rf "$PEER_DIR"
     printf '%s\n' nats
+}
+
+# transact SUBJECT: both take turns at one ack and one push in a transaction.
+transact() {
+    local subject=$1 port pid load=()
+    port=$(free_port)
+    case $subject in
+    lanemq)
+        start_broker "$port"
+        pid=$BROKER_PID
+        ;;
+    postgres)
+        make_cluster
+        start_peer "$port" postgres_in_cluster "$port"
+        # It listens before it can serve.
+        await_cluster "$port"
+        pid=$PEER_PID
+        ;;
+    *) return 0 ;;
+    esac
+    load=(--peer "$subject" --address "127.0.0.1:$port" --pid "$pid" --connections 64 --size 256)
+    drive "$results" "1 txn $subject" txn "${load[@]}" --seconds "$SECONDS_EACH" --warmup 1000
+    if [[ $subject == lanemq ]]; then discard_broker; else stop_peer; fi
+}
+
+await_cluster() {
+    local waited
+    for ((waited = 0; waited < 200; waited++)); do
+        ! "$POSTGRES/pg_isready" -q -h 127.0.0.1 -p "$1" || return 0
+        sleep 0.1
+    done
+    die "PostgreSQL does not get ready"
+}
+
+postgres_in_cluster() {
+    cd "$PEER_DIR"
+    postgres_as "$POSTGRES/postgres" -D "$PEER_DIR/data" -p "$1" -c listen_addresses=127.0.0.1 \
+        -c unix_socket_directories=
 }
 
 # run SUBJECT BATCH: pushes for a while, then pops and acks all of it.
@@ -112,6 +194,8 @@ run() {
         pid=$PEER_PID
         load=(--peer nats --transaction-ids no)
         ;;
+    # For the transactions.
+    postgres) return 0 ;;
     *) die "unknown subject '$subject'" ;;
     esac
     load+=(--address "127.0.0.1:$port" --pid "$pid" --connections 64 --batch "$batch"
@@ -129,22 +213,32 @@ trap clean_up EXIT
 trap 'exit 130' INT TERM
 mkdir -p "$CACHE_DIR"
 results=$(mktemp "$CACHE_DIR/compare-XXXXXX")
+POSTGRES=$(postgres_programs)
+if [[ -z $POSTGRES && -z ${COMPARE_SUBJECTS:-} ]]; then
+    install_postgres
+    POSTGRES=$(postgres_programs)
+fi
+readonly POSTGRES
 if [[ -n ${COMPARE_SUBJECTS:-} ]]; then
     read -ra all <<<"$COMPARE_SUBJECTS"
 else
     mapfile -t all < <(subjects)
 fi
 
-for batch in 100 1; do
+read -ra loads <<<"${COMPARE_LOADS:-100 1 txn}"
+for load in "${loads[@]}"; do
     for ((repeat = 1; repeat <= REPEATS; repeat++)); do
-        say "batch $batch, run $repeat of $REPEATS"
-        for subject in "${all[@]}"; do run "$subject" "$batch"; done
+        say "load $load, run $repeat of $REPEATS"
+        for subject in "${all[@]}"; do
+            if [[ $load == txn ]]; then transact "$subject"; else run "$subject" "$load"; fi
+        done
     done
 done
 versions=$(
     ! command -v redis-server >/dev/null ||
         redis-server --version | sed 's/.* v=\([0-9.]*\).*/redis-server \1/'
     ! command -v nats-server >/dev/null || nats-server --version | sed 's/: */ /'
+    [[ -z $POSTGRES ]] || "$POSTGRES/postgres" --version | sed 's/.*) \([0-9.]*\).*/PostgreSQL \1/'
 )
 commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
 python3 "$root/scripts/bench_table.py" compare "$TARGET" "$results" --data "$CACHE_DIR" \

@@ -104,6 +104,9 @@ pub enum Workload {
     PushPop,
     /// Each connection in turn pushes one message, pops one and acks it.
     Jobs,
+    /// Transactions: each acks one message, leased before the clock starts, and pushes one to
+    /// another partition. With --seconds at most 10,000 for each connection.
+    Txn,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -113,6 +116,8 @@ pub enum Peer {
     Redis,
     /// JetStream; a partition is a subject.
     Nats,
+    /// Transactions only: a row marked and a row inserted in one commit.
+    Postgres,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
@@ -128,11 +133,14 @@ pub enum YesNo {
     No,
 }
 
+/// Most messages that one pop leases.
+const TRANSACTIONS_EACH_MAX: u64 = 10_000;
+
 impl Args {
     /// Reads the process's own arguments; ends the process where they make no sense.
     pub fn from_process() -> Self {
         let mut args = Self::parse();
-        if args.workload == Workload::Jobs {
+        if matches!(args.workload, Workload::Jobs | Workload::Txn) {
             args.batch = 1;
             args.pop_batch = Some(1);
         }
@@ -150,6 +158,21 @@ impl Args {
         if self.workload == Workload::Pop && self.queue.is_none() {
             return Err("pop needs --queue: whose messages to pop");
         }
+        let transacts = self.workload == Workload::Txn;
+        if match self.peer {
+            Peer::Lanemq => false,
+            Peer::Postgres => !transacts,
+            Peer::Redis | Peer::Nats => transacts,
+        } {
+            return Err("txn is for lanemq and postgres, and postgres for nothing else");
+        }
+        if transacts && self.form != Form::Json {
+            return Err("txn is in JSON");
+        }
+        let most = u64::from(self.connections) * TRANSACTIONS_EACH_MAX;
+        if transacts && self.messages.is_some_and(|messages| messages > most) {
+            return Err("--messages of txn: at most 10,000 for each connection");
+        }
         if self.messages == Some(0) || self.seconds.is_some_and(|s| s.is_nan() || s <= 0.0) {
             return Err("--messages and --seconds must be above 0");
         }
@@ -166,6 +189,19 @@ impl Args {
     /// How many pushes, if their number is what ends the run.
     pub fn pushes(&self) -> Option<u64> {
         self.messages.map(|messages| messages.div_ceil(u64::from(self.batch)))
+    }
+
+    /// Transactions that one connection can make: as many messages are leased for it.
+    pub fn transactions_each(&self) -> u64 {
+        const EACH_SECOND: f64 = 2_000.0;
+        match self.messages {
+            Some(messages) => messages.div_ceil(u64::from(self.connections)),
+            None => {
+                let wanted = (self.push_time().as_secs_f64() * EACH_SECOND) as u64
+                    + self.warmup.div_ceil(u64::from(self.connections));
+                wanted.clamp(1, TRANSACTIONS_EACH_MAX)
+            }
+        }
     }
 
     pub fn push_time(&self) -> Duration {

@@ -29,11 +29,11 @@ pub struct Conn {
 }
 
 impl Conn {
-    pub fn open(address: SocketAddr, name: Name, greeting: &[u8]) -> Result<Self, Fault> {
+    pub fn open(address: SocketAddr, name: Name, wire: &mut dyn Wire) -> Result<Self, Fault> {
         let mut stream = TcpStream::connect(address)
             .map_err(|error| Fault::new(format!("no connection to {address}: {error}")))?;
         stream.set_nodelay(true)?;
-        stream.write_all(greeting)?;
+        wire.open(name, &mut stream)?;
         stream.set_nonblocking(true)?;
         Ok(Self {
             stream,

@@ -88,7 +88,7 @@ impl<'a> Drive<'a> {
     ) -> Result<Self, Fault> {
         let producers = if args.pushes_anything() { args.connections } else { 0 };
         let consumers = match args.workload {
-            Workload::Push | Workload::Jobs => 0,
+            Workload::Push | Workload::Jobs | Workload::Txn => 0,
             Workload::Pop => args.connections,
             Workload::PushPop => args.consumers.unwrap_or(args.connections),
         };
@@ -97,7 +97,7 @@ impl<'a> Drive<'a> {
         let producer = |number| Name { role: Role::Producer, number };
         let consumer = |number| Name { role: Role::Consumer, number };
         for name in (0..producers).map(producer).chain((0..consumers).map(consumer)) {
-            let conn = Conn::open(args.address, name, &wire.greeting(name))?;
+            let conn = Conn::open(args.address, name, wire)?;
             let flags = EventFlags::IN | EventFlags::OUT | EventFlags::ET;
             epoll::add(&epoll, &conn.stream, EventData::new_u64(conns.len() as u64), flags)
                 .map_err(std::io::Error::from)?;
@@ -157,8 +157,10 @@ impl<'a> Drive<'a> {
             return Err(Fault::new("the run ended before its --warmup messages were answered"));
         };
         self.meter.end()?;
-        if self.args.workload != Workload::Push {
-            self.ledger.settle(self.args)?;
+        match self.args.workload {
+            Workload::Push => {}
+            Workload::Txn => self.wire.settle(self.ledger.counts.pushed)?,
+            Workload::Pop | Workload::PushPop | Workload::Jobs => self.ledger.settle(self.args)?,
         }
         Ok(Outcome {
             counts: self.ledger.counts.since(&self.counts_before),
@@ -176,6 +178,8 @@ impl<'a> Drive<'a> {
         let over = self.in_flight == 0 && self.schedule.is_over();
         match self.args.workload {
             Workload::PushPop => over && self.ledger.counts.acked >= self.ledger.counts.pushed,
+            // Or all that was leased is acked.
+            Workload::Txn => over || self.in_flight == 0 && self.idle.is_empty(),
             Workload::Push | Workload::Pop | Workload::Jobs => over,
         }
     }
@@ -254,7 +258,7 @@ impl<'a> Drive<'a> {
             }
             if self.measured_from_ns.is_none() {
                 let counts = &self.ledger.counts;
-                let pushes = self.args.workload == Workload::Push;
+                let pushes = matches!(self.args.workload, Workload::Push | Workload::Txn);
                 let done = if pushes { counts.pushed } else { counts.acked };
                 if done >= self.args.warmup {
                     self.begin_measuring()?;
@@ -280,7 +284,9 @@ impl<'a> Drive<'a> {
         if self.args.workload == Workload::Jobs {
             return self.pop(index);
         }
-        self.idle.push_back(index);
+        if self.wire.has_more(self.conns[index].name) {
+            self.idle.push_back(index);
+        }
         self.push_what_is_due()
     }
 

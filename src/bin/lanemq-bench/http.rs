@@ -86,13 +86,19 @@ pub fn write_number(out: &mut Vec<u8>, number: u64) {
 pub fn get(address: SocketAddr, path: &str) -> Result<Vec<u8>, Fault> {
     let mut stream = TcpStream::connect(address)?;
     stream.set_read_timeout(Some(Duration::from_secs(10)))?;
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\n\r\n");
+    exchange(&mut stream, request.as_bytes(), 200)
+}
+
+/// One request on a blocking connection, and the body of its answer.
+pub fn exchange(stream: &mut TcpStream, request: &[u8], wanted: u16) -> Result<Vec<u8>, Fault> {
+    stream.write_all(request)?;
     let mut answer = Vec::new();
     loop {
-        read_more(&mut stream, &mut answer)?;
+        read_more(stream, &mut answer)?;
         if let Some(len) = answer_len(&answer)? {
             answer.truncate(len);
-            let body = body(&answer, 200)?;
+            let body = body(&answer, wanted)?;
             return Ok(body.unwrap_or_default().to_vec());
         }
     }

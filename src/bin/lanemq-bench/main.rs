@@ -14,11 +14,13 @@ mod meter;
 mod nats_wire;
 mod payload;
 mod pop_frames;
+mod postgres_wire;
 mod progress;
 mod push_body;
 mod redis_wire;
 mod report;
 mod schedule;
+mod transact_wire;
 mod usage;
 mod wire;
 
@@ -27,14 +29,16 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use lanemq::base::prng::Prng;
 
-use args::{Args, Peer};
+use args::{Args, Peer, Workload};
 use drive::Drive;
 use lanemq_wire::Lanemq;
 use meter::Meter;
 use nats_wire::Nats;
 use payload::Documents;
+use postgres_wire::Postgres;
 use redis_wire::Redis;
 use report::Report;
+use transact_wire::Transactions;
 use wire::{Fault, Wire};
 
 fn main() -> ExitCode {
@@ -61,9 +65,13 @@ fn run(args: &Args) -> Result<Report, Fault> {
     let queue = args.queue.clone().unwrap_or_else(|| format!("bench-{random:016x}"));
     let documents = Documents::new(args.size as usize, &mut prng);
     let mut wire: Box<dyn Wire> = match args.peer {
+        Peer::Lanemq if args.workload == Workload::Txn => {
+            Box::new(Transactions::new(args, &queue, documents))
+        }
         Peer::Lanemq => Box::new(Lanemq::new(args, &queue, documents, prng)?),
         Peer::Redis => Box::new(Redis::new(args, &queue, documents)),
         Peer::Nats => Box::new(Nats::new(args, &queue, documents, prng)),
+        Peer::Postgres => Box::new(Postgres::new(args, documents)),
     };
     wire.prepare(if args.pushes_anything() { args.pushes() } else { Some(0) })?;
     let mut meter = Meter::new(args);

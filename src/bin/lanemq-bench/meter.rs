@@ -66,14 +66,22 @@ impl Meter {
         }
         self.driver = Usage::of(std::process::id())?;
         if let Some(pid) = self.pid {
-            self.server = Usage::of(pid)?;
+            self.server = self.look(pid)?;
         }
         Ok(())
     }
 
+    /// PostgreSQL works in a process for each connection, and some more.
+    fn look(&self, pid: u32) -> Result<Usage, Fault> {
+        match self.args.peer {
+            Peer::Postgres => Usage::of_family(pid),
+            Peer::Lanemq | Peer::Redis | Peer::Nats => Usage::of(pid),
+        }
+    }
+
     pub fn end(&mut self) -> Result<(), Fault> {
         if let Some(pid) = self.pid {
-            self.used.server = Some(Usage::of(pid)?.since(&self.server));
+            self.used.server = Some(self.look(pid)?.since(&self.server));
         }
         self.used.driver = Usage::of(std::process::id())?.since(&self.driver);
         if let Some(counter) = self.syscall_counter.take() {

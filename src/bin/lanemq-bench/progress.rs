@@ -30,7 +30,7 @@ impl Progress {
             let pushed = format!("pushed {} ({:.0}/s)", counts.pushed, rate(new.pushed));
             let acked = format!("acked {} ({:.0}/s)", counts.acked, rate(new.acked));
             match self.workload {
-                Workload::Push => eprintln!("{:>4} s  {pushed}", now.as_secs()),
+                Workload::Push | Workload::Txn => eprintln!("{:>4} s  {pushed}", now.as_secs()),
                 Workload::Pop => eprintln!("{:>4} s  {acked}", now.as_secs()),
                 Workload::PushPop | Workload::Jobs => {
                     eprintln!("{:>4} s  {pushed}  {acked}", now.as_secs());

@@ -33,7 +33,7 @@ impl Redis {
     pub fn new(args: &Args, queue: &str, documents: Documents) -> Self {
         let consumers = match args.workload {
             Workload::PushPop => args.consumers.unwrap_or(args.connections),
-            Workload::Push | Workload::Pop | Workload::Jobs => args.connections,
+            Workload::Push | Workload::Pop | Workload::Jobs | Workload::Txn => args.connections,
         };
         let own = |consumer| (consumer..args.partitions).step_by(consumers as usize).collect();
         Self {

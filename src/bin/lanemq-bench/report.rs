@@ -68,7 +68,7 @@ impl Report {
     pub fn new(args: &Args, queue: &str, outcome: &Outcome, used: Used) -> Self {
         let counts = &outcome.counts;
         let messages = match args.workload {
-            Workload::Push => counts.pushed,
+            Workload::Push | Workload::Txn => counts.pushed,
             Workload::Pop | Workload::PushPop | Workload::Jobs => counts.acked,
         };
         let seconds = outcome.elapsed.as_secs_f64();
@@ -89,7 +89,7 @@ impl Report {
             seconds,
             messages_per_second: per_second,
             megabytes_per_second: per_second * f64::from(args.size) / 1e6,
-            latencies: latencies(outcome),
+            latencies: latencies(args, outcome),
             server: cost(args, outcome, &used, messages),
             driver_cores: used.driver.cpu().as_secs_f64() / seconds,
             seconds_stood_still: outcome.stood_still.as_secs_f64(),
@@ -173,10 +173,11 @@ fn name(value: impl ValueEnum) -> String {
     value.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned())
 }
 
-fn latencies(outcome: &Outcome) -> Vec<Latency> {
+fn latencies(args: &Args, outcome: &Outcome) -> Vec<Latency> {
     let all = &outcome.latencies;
+    let push = if args.workload == Workload::Txn { "transaction" } else { "push" };
     let rows = [
-        ("push", &all.push),
+        (push, &all.push),
         ("pop", &all.pop),
         ("ack", &all.ack),
         ("pop to ack", &all.pop_ack),

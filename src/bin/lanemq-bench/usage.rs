@@ -42,6 +42,34 @@ impl Usage {
         })
     }
 
+    /// All processes that `pid` has started and that still run, itself, and the processor time of
+    /// those that have ended. Memory that several of them share counts once.
+    pub fn of_family(pid: u32) -> Result<Self, Fault> {
+        let mut sum = Self::of(pid)?;
+        let (user, system) = times(&read(&format!("/proc/{pid}/stat"))?, CHILDREN)
+            .ok_or_else(|| Fault::new(format!("/proc/{pid}/stat cannot be understood")))?;
+        sum.user += user;
+        sum.system += system;
+        sum.rss_bytes = share_of_memory(pid);
+        for entry in fs::read_dir("/proc")? {
+            let Some(child) = entry?.file_name().to_str().and_then(|name| name.parse().ok()) else {
+                continue;
+            };
+            let stat = fs::read_to_string(format!("/proc/{child}/stat")).unwrap_or_default();
+            if parent(&stat) != Some(pid) {
+                continue;
+            }
+            // It may have ended since; its time is then the parent's.
+            let Ok(usage) = Self::of(child) else { continue };
+            sum.user += usage.user;
+            sum.system += usage.system;
+            sum.rss_bytes += share_of_memory(child);
+            sum.written_bytes += usage.written_bytes;
+            sum.context_switches += usage.context_switches;
+        }
+        Ok(sum)
+    }
+
     pub fn cpu(&self) -> Duration {
         self.user + self.system
     }
@@ -62,16 +90,38 @@ fn read(path: &str) -> Result<String, Fault> {
     fs::read_to_string(path).map_err(|error| Fault::new(format!("{path}: {error}")))
 }
 
+/// A process's own memory and its part of what it shares; 0 where it has ended.
+fn share_of_memory(pid: u32) -> u64 {
+    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).unwrap_or_default();
+    field(&rollup, "Pss") << 10
+}
+
 /// User and system time of a `stat` file.
 fn cpu(stat: &str) -> Option<(Duration, Duration)> {
-    // The name in parentheses may hold anything; the fields behind it are numbers.
-    let fields: Vec<&str> = stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect();
+    times(stat, OWN)
+}
+
+/// Where the times stand in a `stat` file: its own, and those of children that have ended.
+const OWN: usize = 11;
+const CHILDREN: usize = 13;
+
+/// The fields behind the name, which stands in parentheses and may hold anything.
+fn stat_fields(stat: &str) -> Option<Vec<&str>> {
+    Some(stat[stat.rfind(')')? + 1..].split_ascii_whitespace().collect())
+}
+
+fn parent(stat: &str) -> Option<u32> {
+    stat_fields(stat)?.get(1)?.parse().ok()
+}
+
+fn times(stat: &str, at: usize) -> Option<(Duration, Duration)> {
+    let fields = stat_fields(stat)?;
     let per_second = rustix::param::clock_ticks_per_second();
     let time = |field: &str| {
         let ticks: u64 = field.parse().ok()?;
         Some(Duration::from_micros(ticks * 1_000_000 / per_second))
     };
-    Some((time(fields.get(11)?)?, time(fields.get(12)?)?))
+    Some((time(fields.get(at)?)?, time(fields.get(at + 1)?)?))
 }
 
 /// The number behind `key:`, 0 where there is none.
@@ -158,6 +208,23 @@ mod tests {
         let usage = Usage::of(pid).unwrap();
         assert!(usage.rss_bytes > 0);
         assert_eq!(usage.since(&usage).cpu(), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_family_is_its_processes_and_those_that_have_ended() {
+        let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+        let me = std::process::id();
+        let with_child = Usage::of_family(me).unwrap();
+        let of_child = Usage::of(child.id()).unwrap();
+        assert!(with_child.cpu() >= Usage::default().cpu() + of_child.cpu());
+        assert!(with_child.rss_bytes > 0 && share_of_memory(child.id()) > 0);
+        let stat = fs::read_to_string(format!("/proc/{}/stat", child.id())).unwrap();
+        assert_eq!(parent(&stat), Some(me));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        // What it used has gone over to this process, whatever the others in it do.
+        assert!(Usage::of_family(me).unwrap().cpu() >= of_child.cpu());
+        assert_eq!(share_of_memory(child.id()), 0);
     }
 
     #[test]

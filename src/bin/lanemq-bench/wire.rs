@@ -1,7 +1,7 @@
 //! What the load needs of a server's protocol: requests as bytes, answers checked.
 
 use std::fmt;
-use std::io::{self, ErrorKind, Read};
+use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 
 /// Why there is no figure: an answer that is not right, a connection that broke.
@@ -102,6 +102,17 @@ pub trait Wire {
         Vec::new()
     }
 
+    /// Begins a connection. What it waits for is no part of what is measured.
+    fn open(&mut self, name: Name, stream: &mut TcpStream) -> Result<(), Fault> {
+        stream.write_all(&self.greeting(name))?;
+        Ok(())
+    }
+
+    /// Whether a connection can still push.
+    fn has_more(&self, _name: Name) -> bool {
+        true
+    }
+
     /// Makes `out` the request that pushes `batch`. `out` is empty or holds that connection's
     /// last push, which may be made into this one.
     fn push(&mut self, name: Name, batch: &Batch, out: &mut Vec<u8>);
@@ -127,6 +138,11 @@ pub trait Wire {
 
     /// Fails unless all `count` messages were acked.
     fn check_ack(&mut self, count: usize, answer: &[u8]) -> Result<(), Fault>;
+
+    /// Fails unless the server holds what so many answered transactions leave.
+    fn settle(&mut self, _transactions: u64) -> Result<(), Fault> {
+        Ok(())
+    }
 }
 
 /// Appends what comes next on a blocking connection, before or after what is measured.
