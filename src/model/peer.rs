@@ -11,6 +11,7 @@ use super::error::Refusal;
 use super::options::{OptionsPatch, QueueOptions};
 use super::reply::{AckResult, Counts, PartitionRow, PushResult, ShardStats};
 use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
+use super::traffic::WalkStep;
 use crate::base::ids::{LeaseId, Offset, PartitionId};
 use crate::base::time::Deadline;
 
@@ -254,6 +255,7 @@ pub enum ReadPart {
         total: u64,
     },
     Shard(Box<ShardStats>),
+    Walk(Box<WalkStep>),
 }
 
 /// One message of the mesh.
