@@ -590,7 +590,7 @@ mod tests {
 
     fn series() -> Series {
         let text = "from=1970-01-01T01:40:00Z&to=1970-01-01T01:43:00Z";
-        let mut series = Series::new(Window::decode(&query(text), 0).unwrap());
+        let mut series = Series::new(Window::decode(&query(text), i64::MAX).unwrap());
         let rows = [(100, "a", 6, 2), (102, "a", 0, 4), (102, "b", 3, 0)];
         for (minute, queue, push_messages, pop_messages) in rows {
             let traffic = Traffic {

@@ -76,6 +76,11 @@ impl Labels {
         Self(rows.iter().map(|row| (row.name.clone(), labels(row))).collect())
     }
 
+    /// One queue, whether it still is there or not.
+    pub fn only(queue: &str) -> Self {
+        Self(BTreeMap::from([(queue.to_owned(), Default::default())]))
+    }
+
     /// Namespace and task; empty for queues that are gone.
     pub fn get(&self, queue: &str) -> (&str, &str) {
         self.0.get(queue).map_or(("", ""), |(namespace, task)| (namespace, task))
@@ -195,7 +200,7 @@ mod tests {
 
     fn window() -> Window {
         let text = "from=1970-01-01T01:40:00Z&to=1970-01-01T03:00:00Z";
-        Window::decode(&query(text), 0).unwrap()
+        Window::decode(&query(text), i64::MAX).unwrap()
     }
 
     fn pushed(n: u64) -> Traffic {
@@ -235,8 +240,7 @@ mod tests {
 
     #[test]
     fn only_the_queues_of_a_filter_count() {
-        let labels = Labels(BTreeMap::from([("a".to_owned(), Default::default())]));
-        let mut series = Series::of(window(), labels);
+        let mut series = Series::of(window(), Labels::only("a"));
         series.take(ShardId(0), minute(101, "a", 1, 0));
         series.take(ShardId(0), minute(101, "b", 5, 0));
         assert_eq!((series.sum().push_messages, series.queues.len()), (1, 1));

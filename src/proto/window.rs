@@ -16,6 +16,8 @@ pub struct Window {
     pub from_us: i64,
     pub to_us: i64,
     pub bucket_minutes: u64,
+    /// There is nothing to tell of what lies behind it.
+    now_us: i64,
 }
 
 impl Window {
@@ -29,7 +31,8 @@ impl Window {
         }
         let minutes = u64::try_from((to_us - from_us) / MINUTE_US).unwrap_or(0);
         let width = WIDTHS.iter().find(|(most, _)| minutes <= *most);
-        Ok(Self { from_us, to_us, bucket_minutes: width.map_or(WIDTH_MAX, |(_, width)| *width) })
+        let bucket_minutes = width.map_or(WIDTH_MAX, |(_, width)| *width);
+        Ok(Self { from_us, to_us, bucket_minutes, now_us })
     }
 
     /// The same time in buckets of another width.
@@ -39,8 +42,7 @@ impl Window {
 
     /// The first and the last minute of it.
     pub fn minutes(&self) -> (u64, u64) {
-        let minute = |us: i64| u64::try_from(us.div_euclid(MINUTE_US)).unwrap_or(0);
-        (minute(self.from_us), minute(self.to_us))
+        (minute_of(self.from_us), minute_of(self.to_us))
     }
 
     /// The first minute of a minute's bucket.
@@ -48,12 +50,12 @@ impl Window {
         minute - minute % self.bucket_minutes
     }
 
-    /// All buckets from the one of minute `began` on, oldest first.
+    /// All buckets from the one of minute `began` up to now, oldest first.
     pub fn buckets_since(&self, began: u64) -> impl Iterator<Item = u64> + use<> {
         let (from, to) = self.minutes();
         let width = self.bucket_minutes;
         let first = self.bucket_of(from.max(began));
-        (first..=to).step_by(usize::try_from(width).unwrap_or(1))
+        (first..=to.min(minute_of(self.now_us))).step_by(usize::try_from(width).unwrap_or(1))
     }
 
     pub fn bucket_seconds(&self) -> u64 {
@@ -74,6 +76,10 @@ impl Window {
     pub fn write_buckets(&self, points: usize, fields: &mut Fields<'_>) {
         fields.integer("bucketMinutes", self.bucket_minutes).integer("pointCount", points);
     }
+}
+
+fn minute_of(us: i64) -> u64 {
+    u64::try_from(us.div_euclid(MINUTE_US)).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -110,11 +116,13 @@ mod tests {
     #[test]
     fn buckets_begin_on_whole_multiples() {
         let text = "from=1970-01-01T00:07:00Z&to=1970-01-01T02:00:00Z";
-        let window = Window::decode(&query(text), 0).unwrap();
+        let window = Window::decode(&query(text), i64::MAX).unwrap();
         assert_eq!((window.bucket_minutes, window.bucket_of(14)), (5, 10));
         let buckets: Vec<u64> = window.buckets_since(0).collect();
         assert_eq!((buckets[0], buckets.len(), buckets.last()), (5, 24, Some(&120)));
         assert_eq!(window.buckets_since(118).collect::<Vec<_>>(), [115, 120]);
         assert_eq!(window.buckets_since(500).count(), 0);
+        let window = Window::decode(&query("from=1970-01-01&to=9999-01-01"), 0).unwrap();
+        assert_eq!(window.buckets_since(0).count(), 1, "what is to come has no buckets");
     }
 }

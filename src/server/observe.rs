@@ -206,7 +206,7 @@ impl Watch<'_> {
     async fn status(&self) -> Result<Answer, Refusal> {
         let filter = self.filter();
         let (window, rows) = (self.window()?, queue_rows(self.shard).await?);
-        let series = self.filtered(window, &filter, &rows).await?;
+        let series = self.filtered(window, &filter, &rows, QueueRows::None).await?;
         let failures = self.failures(filter.queue.clone()).await?;
         let shards = self.shard_stats().await?;
         let (vitals, began) = self.vitals(&window);
@@ -228,7 +228,7 @@ impl Watch<'_> {
         let filter = self.filter();
         let window = self.window()?.in_buckets_of(60);
         let rows = if filter.is_empty() { Vec::new() } else { queue_rows(self.shard).await? };
-        let series = self.filtered(window, &filter, &rows).await?;
+        let series = self.filtered(window, &filter, &rows, QueueRows::None).await?;
         let (_, began) = self.vitals(&window);
         Ok(Answer::json(200, |out| status::encode_hours(&series, began, out)))
     }
@@ -260,7 +260,8 @@ impl Watch<'_> {
 
     async fn retention(&self) -> Result<Answer, Refusal> {
         let group_by = GroupBy::decode(&self.query)?;
-        let series = self.series(QueueRows::All).await?;
+        let queues = if group_by.is_some() { QueueRows::All } else { QueueRows::None };
+        let series = self.series(queues).await?;
         let labels = match group_by {
             Some(_) => Labels::of(&queue_rows(self.shard).await?),
             None => Labels::default(),
@@ -272,9 +273,9 @@ impl Watch<'_> {
 
     async fn workload(&self) -> Result<Answer, Refusal> {
         let group_by = GroupBy::decode(&self.query)?.unwrap_or(GroupBy::Namespace);
-        let (filter, window) = (self.filter(), self.window()?);
+        let (filter, window) = (self.exact_filter(), self.window()?);
         let rows = queue_rows(self.shard).await?;
-        let series = self.filtered(window, &filter, &rows).await?;
+        let series = self.filtered(window, &filter, &rows, QueueRows::All).await?;
         let limit = match group_by {
             GroupBy::Queue => limits::SERIES_QUEUES_MAX,
             GroupBy::Namespace | GroupBy::Task => limits::METRICS_QUEUES_MAX as usize,
@@ -305,7 +306,7 @@ impl Watch<'_> {
     async fn liveness(&self) -> Result<Answer, Refusal> {
         let limit = self.query.page("limit", 20, 1..=200);
         let (seen, cut) = self.partitions().await?;
-        let filter = self.filter();
+        let filter = self.exact_filter();
         let mut rows = queue_rows(self.shard).await?;
         rows.retain(|row| filter.matches(&row.name, &row.options));
         let now_us = self.shard.now().wall_us;
@@ -340,6 +341,12 @@ impl Watch<'_> {
         }
     }
 
+    /// The same, but an empty label is one: queues without it.
+    fn exact_filter(&self) -> Filter {
+        let label = |key| self.query.given(key).map(|value| value.clone().into_owned());
+        Filter { queue: self.text("queue"), namespace: label("namespace"), task: label("task") }
+    }
+
     fn window(&self) -> Result<Window, Refusal> {
         Window::decode(&self.query, self.shard.now().wall_us)
     }
@@ -360,19 +367,26 @@ impl Watch<'_> {
         let filter = self.filter();
         if !filter.is_empty() {
             let rows = queue_rows(self.shard).await?;
-            return self.filtered(window, &filter, &rows).await;
+            return self.filtered(window, &filter, &rows, queues).await;
         }
         self.minutes(Series::new(window), queues).await
     }
 
+    /// The series of the queues that the filter lets through; where there is none, of everything,
+    /// with `queues` apart.
     async fn filtered(
         &self,
         window: Window,
         filter: &Filter,
         rows: &[QueueRow],
+        queues: QueueRows,
     ) -> Result<Series, Refusal> {
         if filter.is_empty() {
-            return self.minutes(Series::new(window), QueueRows::All).await;
+            return self.minutes(Series::new(window), queues).await;
+        }
+        if let Filter { queue: Some(queue), namespace: None, task: None } = filter {
+            let series = Series::of(window, Labels::only(queue));
+            return self.minutes(series, QueueRows::One(queue.clone())).await;
         }
         let kept: Vec<QueueRow> = chosen(rows, filter).into_values().cloned().collect();
         let queues = match &filter.queue {
