@@ -4,8 +4,8 @@ use std::borrow::Cow;
 
 use super::options::OptionsPatch;
 use super::peer::PushPiece;
-use super::transaction::TransactionRequest;
 use super::traffic::Walk;
+use super::transaction::TransactionRequest;
 use crate::base::ids::{Offset, PartitionId};
 
 /// The group of a pop or an ack that names none.

@@ -10,8 +10,8 @@ use super::command::{AckStatus, ReadRequest, Subscription};
 use super::error::Refusal;
 use super::options::{OptionsPatch, QueueOptions};
 use super::reply::{AckResult, Counts, PartitionRow, PushResult, ShardStats};
-use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
 use super::traffic::WalkStep;
+use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
 use crate::base::ids::{LeaseId, Offset, PartitionId};
 use crate::base::time::Deadline;
 

@@ -2,8 +2,8 @@
 
 use super::error::Refusal;
 use super::options::QueueOptions;
-use super::transaction::TransactionReply;
 use super::traffic::{Traffic, WalkStep};
+use super::transaction::TransactionReply;
 use crate::base::buf::Gather;
 use crate::base::histogram::{Micros, Numbers, Sizes};
 use crate::base::ids::{LeaseId, MessageId, Offset, PartitionId, SegmentId, ShardId};

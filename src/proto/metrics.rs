@@ -121,7 +121,7 @@ const fn gauge(key: &'static str, name: &'static str, help: &'static str, value:
 }
 
 #[rustfmt::skip]
-pub(super) const FAMILIES: [Family; 36] = [
+pub(super) const FAMILIES: [Family; 37] = [
     counter("pushed", "lanemq_pushed_messages_total", "Messages stored.", |s| s.pushed),
     counter("duplicates", "lanemq_duplicate_messages_total",
         "Pushed messages answered with their original.", |s| s.duplicates),
@@ -141,6 +141,8 @@ pub(super) const FAMILIES: [Family; 36] = [
         "Pops answered without a message.", |s| s.traffic.pop_empty),
     counter("ackRequests", "lanemq_ack_requests_total",
         "Requests with acks, by the shard of the connection.", |s| s.traffic.ack_requests),
+    counter("transactions", "lanemq_transactions_total",
+        "Transactions taken in, by the shard of the connection.", |s| s.traffic.transactions),
     counter("claims", "lanemq_claims_total", "Claims of a partition that were tried.", |s| s.claims),
     counter("emptyClaims", "lanemq_empty_claims_total",
         "Claims for a parked pop that found nothing.", |s| s.empty_claims),

@@ -311,6 +311,12 @@ pub fn encode_cluster_liveness(address: &str, out: &mut Vec<u8>) {
         .end();
 }
 
+/// Who asks, where that is told by a token and not by a session.
+pub fn encode_no_me(out: &mut Vec<u8>) {
+    let word = "auth_required";
+    Fields::begin(out).text("error", word).text("code", word).end();
+}
+
 /// Who asks, where nobody has to say who he is.
 pub fn encode_me(hostname: &str, out: &mut Vec<u8>) {
     const TENANT: &str = "00000000-0000-0000-0000-000000000001";

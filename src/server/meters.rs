@@ -53,6 +53,7 @@ pub enum Kind {
     /// A pop that had to wait for its answer.
     ParkedPop,
     Ack,
+    Transact,
     Lease,
     Configure,
     Delete,
@@ -64,11 +65,12 @@ pub enum Kind {
     Other,
 }
 
-const KINDS: [(Kind, &str); 10] = [
+const KINDS: [(Kind, &str); 11] = [
     (Kind::Push, "push"),
     (Kind::Pop, "pop"),
     (Kind::ParkedPop, "parked_pop"),
     (Kind::Ack, "ack"),
+    (Kind::Transact, "transact"),
     (Kind::Lease, "lease"),
     (Kind::Configure, "configure"),
     (Kind::Delete, "delete"),
@@ -81,6 +83,7 @@ impl Kind {
     pub fn of(route: &Route<'_>) -> Self {
         match route {
             Route::Push => Self::Push,
+            Route::Transact => Self::Transact,
             Route::Pop(_) | Route::PopByLabels => Self::Pop,
             Route::Ack | Route::AckBatch => Self::Ack,
             Route::ExtendLease(_) => Self::Lease,
@@ -175,7 +178,7 @@ mod tests {
         let seen = routes([&a, &b].into_iter());
         assert_eq!((seen[0].route, seen[0].us.count(), seen[0].us.sum), ("push", 2, 120));
         assert_eq!(seen[0].answers, [1, 0, 0, 1, 0, 0, 0]);
-        assert_eq!(seen[8].answers[0], 1);
+        assert_eq!(seen[9].answers[0], 1);
     }
 
     #[test]

@@ -95,7 +95,12 @@ pub async fn answer(
             let address = node.about.listen.to_string();
             Ok(Answer::json(200, |out| system::encode_cluster_liveness(&address, out)))
         }
+        Observe::Me if node.auth.is_some() => Ok(Answer::json(401, system::encode_no_me)),
         Observe::Me => Ok(Answer::json(200, |out| system::encode_me(&node.about.hostname, out))),
+        Observe::Login if node.auth.is_some() => {
+            let text = "This broker wants a bearer token in each request.\n";
+            Ok(Answer::new(200, TEXT, text.as_bytes().to_vec()))
+        }
         Observe::Login => {
             let answer = Answer::new(302, TEXT, b"nobody has to sign in here\n".to_vec());
             Ok(Answer { fields: &[("location", "/")], ..answer })

@@ -122,6 +122,28 @@ fn a_deleted_queue_leaves_its_series_behind() {
 }
 
 #[test]
+fn a_transaction_counts_for_each_of_its_queues() {
+    let broker = Broker::start(Options::default());
+    let mut client = broker.client();
+    push(&mut client, "from", 1, 2);
+    let message = pop(&mut client, "from", 2).remove(1);
+    let body = serde_json::json!({ "operations": [
+        {
+            "type": "ack", "transactionId": message["transactionId"], "status": "completed",
+            "partitionId": message["partitionId"], "leaseId": message["leaseId"],
+        },
+        { "type": "push", "items": [{"queue": "to", "partition": "p", "payload": 1}] },
+    ]});
+    let answer = client.post("/api/v1/transaction", body.to_string()).unwrap();
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    assert_eq!(answer.json()["success"], true, "{}", answer.text());
+    let ops = get(&mut client, "/api/v1/analytics/queue-ops");
+    let of = |queue: &str, key: &str| sum(&ops["series"], Some(queue), key);
+    assert_eq!((of("from", "transactions"), of("from", "ackSuccess")), (1, 2));
+    assert_eq!((of("to", "transactions"), of("to", "pushMessages")), (1, 1));
+}
+
+#[test]
 fn parked_pops_are_seen_and_gone_when_they_end() {
     let broker = Broker::start(Options::default());
     let mut client = broker.client();
