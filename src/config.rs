@@ -67,6 +67,18 @@ pub struct Config {
     #[command(flatten)]
     pub auth: auth::AuthConfig,
 
+    /// Queues with samples of their own in `/metrics/prometheus`; the others are summed up.
+    #[arg(long, env = "LANEMQ_METRICS_QUEUES", default_value_t = limits::METRICS_QUEUES_DEFAULT, value_parser = clap::value_parser!(u32).range(0..=i64::from(limits::METRICS_QUEUES_MAX)))]
+    pub metrics_queues: u32,
+
+    /// Show the metrics under the names that boards made for the published brokers read, too.
+    #[arg(long, env = "LANEMQ_QUEEN_METRICS")]
+    pub queen_metrics: bool,
+
+    /// Name of this broker in its status; the host's if not given.
+    #[arg(long, env = "LANEMQ_SERVER_ID")]
+    pub server_id: Option<String>,
+
     /// Least severe log lines to write: error, warn, info, debug, trace, or a filter such as
     /// `info,lanemq=debug`.
     #[arg(long, env = "LANEMQ_LOG_LEVEL", default_value = "info")]
@@ -110,6 +122,9 @@ impl Config {
             keys: keys(self.encryption_key_file.as_deref(), |name| std::env::var(name).ok())
                 .map_err(bad_key)?,
             auth: self.auth.settings(|name| std::env::var(name).ok()).map_err(bad_auth)?,
+            metrics_queues: self.metrics_queues as usize,
+            queen_metrics: self.queen_metrics,
+            server_id: self.server_id.clone(),
         })
     }
 }
@@ -161,6 +176,7 @@ fn with_aliases(mut args: Vec<OsString>, env: impl Fn(&str) -> Option<String>) -
     for (flag, own, theirs) in [
         ("--data-dir", "LANEMQ_DATA_DIR", "QUEEN_RAFT_DIR"),
         ("--log-level", "LANEMQ_LOG_LEVEL", "LOG_LEVEL"),
+        ("--server-id", "LANEMQ_SERVER_ID", "QUEEN_SERVER_ID"),
     ]
     .into_iter()
     .chain(auth::ALIASES)

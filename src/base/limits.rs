@@ -93,6 +93,27 @@ pub const RELEASED_LEASE_MS: u64 = 15 * 60 * 1_000;
 
 pub const DLQ_LIMIT_DEFAULT: usize = 100;
 pub const DLQ_LIMIT_MAX: usize = 1_000;
+/// Minutes that counts are kept for, in memory: a day.
+pub const HISTORY_MINUTES: u64 = 24 * 60;
+/// Queues with a row of their own in one minute of one shard; the rest share one.
+pub const HISTORY_QUEUES_MAX: usize = 1_000;
+/// Rows of queues over all minutes of one shard: 12 MiB. Beyond, the oldest minutes keep their
+/// totals only.
+pub const HISTORY_ROWS_MAX: usize = 65_536;
+/// Queues with a series of their own in one analytics answer, the busiest ones.
+pub const SERIES_QUEUES_MAX: usize = 200;
+/// Queues with samples of their own in `/metrics/prometheus`, unless set otherwise.
+pub const METRICS_QUEUES_DEFAULT: u32 = 2_000;
+pub const METRICS_QUEUES_MAX: u32 = 10_000;
+/// What one step of a walk looks at, so that it stays below a millisecond.
+pub const WALK_STEP_ROWS: usize = 1_000;
+/// Partitions that one request looks at on each shard, and dead letters: beyond, the answer says
+/// that it is cut.
+pub const WALK_PARTITIONS_MAX: usize = 200_000;
+pub const WALK_DEAD_LETTERS_MAX: usize = 10_000;
+/// Characters of a dead letter's error that tell causes apart.
+pub const SIGNATURE_CHARS_MAX: usize = 120;
+
 /// Shards of one directory: 13 bits of a partition id.
 pub const SHARDS_MAX: u16 = 8_191;
 
@@ -102,4 +123,6 @@ const _: () = assert!(HEAD_BYTES_MAX + RECV_BODY_STEP <= RECV_RETAIN_MAX);
 const _: () = assert!(RECV_SPACE_LOW * 4 <= RECV_SPACE_MIN);
 const _: () = assert!(SEGMENT_BYTES_MIN < SEGMENT_BYTES_DEFAULT);
 const _: () = assert!(SEGMENT_BYTES_MAX < 1 << 36);
+const _: () = assert!(HISTORY_QUEUES_MAX < HISTORY_ROWS_MAX);
+const _: () = assert!(METRICS_QUEUES_DEFAULT <= METRICS_QUEUES_MAX);
 const _: () = assert!(POP_BATCH_DEFAULT <= POP_BATCH_MAX);

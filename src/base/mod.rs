@@ -6,6 +6,7 @@ pub mod cipher;
 pub mod compress;
 pub mod fault;
 pub mod hash;
+pub mod histogram;
 pub mod ids;
 pub mod limits;
 pub mod mutant;

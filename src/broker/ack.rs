@@ -28,6 +28,7 @@ use crate::model::error::Refusal;
 use crate::model::frame::BatchHead;
 use crate::model::peer::{AckTarget, GivenLease, PeerAck, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{AckResult, Reply};
+use crate::model::traffic::Traffic;
 
 /// Released leases remembered at once; beyond, the oldest are forgotten before their time.
 const RELEASED_MAX: usize = 65_536;
@@ -189,6 +190,7 @@ impl<B: IoBuf> Shard<B> {
         token: Token,
         fx: &mut Effects<B>,
     ) {
+        self.history.total.ack_requests += 1;
         let mut parts: SmallVec<[(ShardId, PeerAcks); 2]> = SmallVec::new();
         let results = vec![refused(NO_PARTITION); request.items.len()];
         // Neighbours mostly name one lease: its text is read once.
@@ -340,6 +342,7 @@ impl<B: IoBuf> Shard<B> {
             match self.ack_target(now, target, &job.group, &items, &job.tables, fx) {
                 Ok(judged) => {
                     self.counters.acked += judged.iter().filter(|r| r.success).count() as u64;
+                    self.count_acks(job, target, &items, &judged);
                     results.extend(items.iter().map(|i| i.index).zip(judged));
                 }
                 Err(error) => refusal = Some(error),
@@ -347,6 +350,35 @@ impl<B: IoBuf> Shard<B> {
         }
         let result = refusal.map_or(Ok(results), Err);
         self.send_durable(job.from, PeerMsg::Acked { task: job.task, result });
+    }
+
+    /// Counts the items of one target.
+    fn count_acks(
+        &mut self,
+        job: &AckJob,
+        target: AckTarget,
+        items: &[Item<'_>],
+        judged: &[AckResult],
+    ) {
+        let done = |(item, result): &(&Item<'_>, &AckResult)| {
+            result.success && item.status == AckStatus::Completed
+        };
+        let success = items.iter().zip(judged).filter(done).count() as u64;
+        let failed = items.len() as u64 - success;
+        let add = |t: &mut Traffic| {
+            t.ack_success += success;
+            t.ack_failed += failed;
+        };
+        let slot = self.state.slot_of(target.partition_id);
+        match slot.and_then(|slot| self.state.parts.get(slot)).map(|partition| partition.queue) {
+            Some(queue) => {
+                // Task numbers of shards repeat among each other; here they must not.
+                let request = job.task.0.wrapping_mul(1 << 13) + u64::from(job.from.0);
+                self.count_request(queue, request, |t| t.ack_requests += 1);
+                self.count(queue, add);
+            }
+            None => add(&mut self.history.total),
+        }
     }
 
     fn ack_target(
@@ -476,7 +508,11 @@ impl<B: IoBuf> Shard<B> {
     ) -> Result<(), Refusal> {
         let ended = change.make(&mut cursor);
         let filed = std::mem::take(&mut change.filed);
-        self.counters.dead_lettered += filed.len() as u64;
+        let dead = filed.len() as u64;
+        self.counters.dead_lettered += dead;
+        if dead > 0 {
+            self.count(key.queue, |t| t.dead_letters += dead);
+        }
         self.store_cursor(key, cursor, filed)?;
         self.cursor_changed(now, key, change.released, ended, fx);
         Ok(())

@@ -426,6 +426,7 @@ impl<B: IoBuf> Shard<B> {
             }
             if next.is_some() {
                 self.counters.pushed += stored as u64;
+                self.count(queue, |t| t.push_messages += stored as u64);
                 self.counters.duplicates += (of_piece.len() - stored) as u64;
             }
             for item in of_piece {
@@ -590,6 +591,7 @@ impl<B: IoBuf> Shard<B> {
         // A Growing append, like the batch it belongs to: a full disk takes neither.
         let appended = self.log.append(records::PARTITION, id.0, &[&record], Class::Growing)?;
         self.state.add_partition(slot, queue, name, now.wall_us, appended.at.segment());
+        self.count(queue, |t| t.partitions_created += 1);
         self.log.set_marks(Marks {
             partition_counter: self.state.parts.next_counter(),
             clock_us: now.wall_us,

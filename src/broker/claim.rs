@@ -26,6 +26,7 @@ use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame::{BATCH_HEAD_BYTES, BatchHead};
 use crate::model::peer::{Arrival, ClaimMode, ClaimSpec, GivenBack, PeerClaim, PeerMsg, TaskId};
 use crate::model::reply::Claim;
+use crate::model::traffic::Traffic;
 
 /// A pop's claims on this shard, until they are durable and their data is here.
 #[derive(Debug)]
@@ -462,6 +463,7 @@ impl<B: IoBuf> Shard<B> {
         }
         let queue = job.queue;
         self.counters.popped += job.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum::<u64>();
+        job.claims.iter().for_each(|claiming| self.count_delivered(now, claiming));
         let claims: Vec<Claim<B>> = job
             .claims
             .into_iter()
@@ -476,6 +478,22 @@ impl<B: IoBuf> Shard<B> {
             })
             .collect();
         self.send_claims(now, &queue, job.group, lease_id, job.to, job.task, Ok(claims), fx);
+    }
+
+    /// Counts a claim's messages, and how long each had waited since its push.
+    fn count_delivered(&mut self, now: Now, claiming: &Claiming<B>) {
+        let mut delivered = Traffic::default();
+        for batch in &claiming.batches {
+            let from = batch.base.max(claiming.start).0;
+            let messages = batch.end().0.min(claiming.end.0 + 1).saturating_sub(from);
+            // A stamp ahead of the clock counts as now.
+            let lag_us = u64::try_from(now.wall_us.saturating_sub(batch.created_at_us));
+            let lag_us = lag_us.unwrap_or(0);
+            delivered.pop_messages += messages;
+            delivered.lag_us_sum += lag_us.saturating_mul(messages);
+            delivered.lag_us_max = delivered.lag_us_max.max(lag_us);
+        }
+        self.count(claiming.key.queue, |t| t.add(&delivered));
     }
 
     pub(super) fn claim_failed(

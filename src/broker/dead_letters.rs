@@ -35,6 +35,11 @@ impl DeadLetters {
         keys.iter().filter_map(|key| self.rows.remove(key)).collect()
     }
 
+    /// Rows that failed before this one, newest first.
+    pub(super) fn older_than(&self, key: (i64, [u8; 16])) -> impl Iterator<Item = &Row> {
+        self.rows.range(..key).rev().map(|(_, row)| row)
+    }
+
     pub(super) fn newest_first(&self) -> impl Iterator<Item = &Row> {
         self.rows.values().rev()
     }

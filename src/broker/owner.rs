@@ -341,6 +341,7 @@ impl<B: IoBuf> Shard<B> {
             CatalogChange::QueueDeleted { name, incarnation } => {
                 let body = records::encode_queue_deleted(name, *incarnation);
                 self.append(records::QUEUE_DELETED, 0, &[&body])?;
+                self.count_deleted(name, *incarnation);
                 self.state.remove_queue(name, *incarnation);
             }
             CatalogChange::Group(image) => {

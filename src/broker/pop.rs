@@ -109,6 +109,7 @@ impl<B: IoBuf> Shard<B> {
             claims: Vec::new(),
             refusal: None,
         };
+        self.history.total.pop_requests += 1;
         self.tasks.insert(task, Task::Pop(Box::new(pop)));
         self.pops.insert(token, task);
         self.pop_begin(now, task, fx);
@@ -184,6 +185,7 @@ impl<B: IoBuf> Shard<B> {
         let msg = match pop.until {
             Some(until) => {
                 pop.parked.push(queue.clone());
+                self.count_parked(&queue);
                 PeerMsg::ParkPinned(Box::new(PinnedPark {
                     arrival,
                     queue,
@@ -223,16 +225,15 @@ impl<B: IoBuf> Shard<B> {
         let owner = self.owner_of(&queue);
         let Some(pop) = self.pop_task(task) else { return };
         let Some(until) = pop.until else { return };
-        if !pop.parked.contains(&queue) {
+        let parks = !pop.parked.contains(&queue);
+        if parks {
             pop.parked.push(queue.clone());
         }
-        let msg = PeerMsg::Park {
-            arrival: pop.arrival,
-            queue,
-            group: pop.group.clone(),
-            spec: pop.spec.clone(),
-            until,
-        };
+        let (arrival, group, spec) = (pop.arrival, pop.group.clone(), pop.spec.clone());
+        if parks {
+            self.count_parked(&queue);
+        }
+        let msg = PeerMsg::Park { arrival, queue, group, spec, until };
         self.send(owner, msg, fx);
     }
 
@@ -317,7 +318,12 @@ impl<B: IoBuf> Shard<B> {
     /// A queue the pop waited on is gone.
     pub(super) fn unparked(&mut self, now: Now, task: TaskId, queue: &str, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_task(task) else { return };
+        let before = pop.parked.len();
         pop.parked.retain(|parked| parked != queue);
+        if pop.parked.len() < before {
+            self.count_unparked(queue);
+        }
+        let Some(pop) = self.pop_task(task) else { return };
         if pop.parked.is_empty() && !matches!(pop.target, Target::Labels { .. }) {
             self.pop_finish(now, task, fx);
         }
@@ -365,6 +371,7 @@ impl<B: IoBuf> Shard<B> {
         self.pops.remove(&pop.token);
         self.clear_timer(pop.timer);
         for queue in &pop.parked {
+            self.count_unparked(queue);
             let (arrival, queue, group) = (pop.arrival, queue.clone(), pop.group.clone());
             if let Target::Partition { partition, .. } = &pop.target {
                 let hash = partition_hash(&queue, partition) % u64::from(self.config.shards);
@@ -381,6 +388,7 @@ impl<B: IoBuf> Shard<B> {
 
     fn pop_finish(&mut self, _now: Now, task: TaskId, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_remove(task, fx) else { return };
+        self.count_pop(&pop.target, &pop.claims);
         if let (Some(refusal), true) = (pop.refusal, pop.claims.is_empty()) {
             return self.reply_durable(pop.token, Reply::Refused(refusal));
         }
@@ -397,6 +405,22 @@ impl<B: IoBuf> Shard<B> {
             autopilot: pop.autopilot,
         };
         self.reply_durable(pop.token, Reply::Pop(reply));
+    }
+
+    /// Counts an answered pop for its queue. One by labels counts where it found something.
+    fn count_pop(&mut self, target: &Target, claims: &[Claim<B>]) {
+        let empty = u64::from(claims.is_empty());
+        self.history.total.pop_empty += empty;
+        let queue = match target {
+            Target::Queue(queue) | Target::Partition { queue, .. } => Some(queue),
+            Target::Labels { .. } => claims.first().map(|claim| &claim.queue),
+        };
+        if let Some(slot) = queue.and_then(|queue| self.state.catalog.find(queue)) {
+            self.count_queue(slot, |t| {
+                t.pop_requests += 1;
+                t.pop_empty += empty;
+            });
+        }
     }
 
     /// Claims nobody received go back to the shards they came from.

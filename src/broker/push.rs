@@ -181,6 +181,7 @@ impl<B: IoBuf> Shard<B> {
         items: usize,
         fx: &mut Effects<B>,
     ) {
+        self.history.total.push_requests += 1;
         if parts.is_empty() {
             return fx.reply(token, Reply::Push(Vec::new()));
         }
@@ -248,16 +249,19 @@ impl<B: IoBuf> Shard<B> {
         let mut unknown: Option<String> = None;
         for (at, part) in push.parts.iter_mut().enumerate() {
             let Some(batch) = &mut part.batch else { continue };
-            match self.state.catalog.by_name(&batch.queue).filter(|_| !part.stale) {
-                Some(queue) => {
+            let slot = self.state.catalog.find(&batch.queue).filter(|_| !part.stale);
+            let known = slot.and_then(|slot| Some((slot, self.state.catalog.get(slot)?)));
+            match known {
+                Some((slot, queue)) => {
                     batch.incarnation = queue.image.incarnation;
-                    ready.extend(part.batch.take().map(|batch| (at as u32, batch)));
+                    ready.extend(part.batch.take().map(|batch| (slot, at as u32, batch)));
                 }
                 // One queue at a time: the answer comes back here and asks for the next.
                 None => unknown = unknown.or(Some(batch.queue.clone())),
             }
         }
-        for (part, batch) in ready {
+        for (slot, part, batch) in ready {
+            self.count_request(slot, task.0, |t| t.push_requests += 1);
             let hash = partition_hash(&batch.queue, &batch.partition);
             let to = ShardId((hash % shards) as u16);
             self.send(to, PeerMsg::Push { task, part, batch }, fx);

@@ -4,6 +4,7 @@
 use std::collections::HashMap;
 
 use super::group::Group;
+use super::history::QueueTraffic;
 use super::partition::Slot;
 use crate::base::ids::SegmentId;
 use crate::model::command::QUEUE_MODE;
@@ -28,6 +29,7 @@ pub struct Queue {
     pub dead_letters: u64,
     /// Where the retention sweep stands in `partitions`.
     pub retention_at: usize,
+    pub(super) traffic: Box<QueueTraffic>,
 }
 
 impl Queue {
@@ -43,6 +45,7 @@ impl Queue {
             bytes: 0,
             dead_letters: 0,
             retention_at: 0,
+            traffic: Box::default(),
         }
     }
 
@@ -140,6 +143,12 @@ impl Catalog {
     /// Queues in order of creation on this shard.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Queue)> {
         self.queues.iter().enumerate().filter_map(|(i, q)| Some((i as u32, q.as_ref()?)))
+    }
+
+    /// All slots from `from` on, with the queue where there still is one.
+    pub fn places_from(&self, from: u64) -> impl Iterator<Item = (u32, Option<&Queue>)> {
+        let first = usize::try_from(from).unwrap_or(usize::MAX).min(self.queues.len());
+        self.queues[first..].iter().zip(first..).map(|(queue, at)| (at as u32, queue.as_ref()))
     }
 
     /// The next live slot at or after `from`, wrapping once; for sweeps that go on next tick.

@@ -54,6 +54,7 @@ impl<B: IoBuf> Shard<B> {
 
     pub(super) fn read_owned(
         &mut self,
+        now: Now,
         from: ShardId,
         task: TaskId,
         request: &ReadRequest,
@@ -74,6 +75,7 @@ impl<B: IoBuf> Shard<B> {
             ReadRequest::DeadLetters(query) => {
                 return self.read_dead_letters(from, task, query, fx);
             }
+            ReadRequest::Walk(walk) => return self.walk(now, from, task, walk, fx),
         };
         self.send_durable(from, PeerMsg::ReadDone { task, result: Ok(part) });
     }
@@ -171,6 +173,16 @@ impl<B: IoBuf> Shard<B> {
             groups_recoded: self.counters.groups_recoded,
             batches_compressed: self.counters.batches_compressed,
             empty_claims: self.counters.empty_claims,
+            traffic: self.history.total,
+            leased_partitions: self.state.leased_partitions,
+            log_bytes: log.bytes,
+            pending_bytes: log.pending_bytes,
+            written_bytes: log.written_bytes,
+            writes: log.writes,
+            commit_us: log.commit_us,
+            last_commit_us: log.last_commit_us,
+            commit_records: log.commit_records,
+            commit_bytes: log.commit_bytes,
             fault: self.log.fault().map(str::to_owned),
             storage_full: self.log.no_space(),
         }
@@ -296,6 +308,7 @@ impl<B: IoBuf> Shard<B> {
                 Reply::Queue(self.join_queue(queue, read.parts).map(Box::new))
             }
             (None, ReadRequest::DeadLetters(query)) => join_dead_letters(query, read.parts),
+            (None, ReadRequest::Walk(_)) => super::walk::join(read.parts),
             (None, ReadRequest::Shards) => {
                 let mut stats: Vec<ShardStats> = read
                     .parts

@@ -24,6 +24,7 @@ const RELEASED_PER_STEP: usize = 2_500;
 impl<B: IoBuf> Shard<B> {
     pub(super) fn housekeeping(&mut self, now: Now, fx: &mut Effects<B>) {
         self.state.deadlines.insert(now.after_ms(STEP_MS), Event::Housekeeping);
+        self.turn_minute(now);
         for _ in 0..REAP_PER_STEP {
             let Some(slot) = self.state.reaping.pop_front() else { break };
             self.state.reap(slot);
@@ -86,11 +87,18 @@ impl<B: IoBuf> Shard<B> {
     fn retain_partition(&mut self, now: Now, queue: u32, slot: Slot) {
         let Some(q) = self.state.catalog.get(queue) else { return };
         let Some(partition) = self.state.parts.get(slot) else { return };
-        let Some(to) = new_log_start(q, slot, partition, now) else { return };
+        let Some(start) = new_log_start(q, slot, partition, now) else { return };
+        let to = start.to;
         let id = self.state.id_of(slot);
         let body = Writer::default().u64(to.0).0;
         if let Ok(appended) = self.append(records::LOG_START, id.0, &[&body]) {
             self.state.move_log_start(slot, to, Some(appended.at.segment()));
+            self.count(queue, |t| {
+                t.retention_messages += start.too_old;
+                t.completed_retention_messages += start.settled;
+                t.evicted_messages += start.waited;
+                t.retention_steps += 1;
+            });
         }
     }
 
@@ -105,26 +113,37 @@ impl<B: IoBuf> Shard<B> {
     }
 }
 
-/// Ages in seconds beyond which messages go: any message, and one every reader has settled.
+/// Ages in seconds beyond which messages go: any message, one every reader has settled, and one
+/// that has waited too long for its readers.
 struct Rules {
     any: Option<u64>,
     settled: Option<u64>,
+    waited: Option<u64>,
+}
+
+/// Where a log start moves to, and how many messages go by which rule.
+struct NewStart {
+    to: Offset,
+    too_old: u64,
+    settled: u64,
+    waited: u64,
 }
 
 fn rules(queue: &Queue) -> Option<Rules> {
     let options = &queue.image.options;
     let on = |seconds: u64| (seconds > 0).then_some(seconds);
     let gated = |seconds: u64| on(seconds).filter(|_| options.retention_enabled);
-    let any = match (gated(options.retention_seconds), on(options.max_wait_seconds)) {
-        (Some(a), Some(b)) => Some(a.min(b)),
-        (a, b) => a.or(b),
+    let rules = Rules {
+        any: gated(options.retention_seconds),
+        settled: gated(options.completed_retention_seconds),
+        waited: on(options.max_wait_seconds),
     };
-    let settled = gated(options.completed_retention_seconds);
-    (any.is_some() || settled.is_some()).then_some(Rules { any, settled })
+    let some = rules.any.is_some() || rules.settled.is_some() || rules.waited.is_some();
+    some.then_some(rules)
 }
 
 /// Where the log start moves to, if it moves. Whole batches only, and only durable ones.
-fn new_log_start(queue: &Queue, slot: Slot, partition: &Partition, now: Now) -> Option<Offset> {
+fn new_log_start(queue: &Queue, slot: Slot, partition: &Partition, now: Now) -> Option<NewStart> {
     let rules = rules(queue)?;
     let older = |created_us: i64, seconds: u64| {
         // A stamp ahead of the clock counts as now.
@@ -143,14 +162,20 @@ fn new_log_start(queue: &Queue, slot: Slot, partition: &Partition, now: Now) -> 
         Some(next) if !unread_by_registered => next,
         _ => Offset(0),
     };
-    let gone = partition
-        .batches
-        .iter()
-        .take_while(|b| b.end() <= partition.high_watermark())
-        .take_while(|b| {
-            rules.any.is_some_and(|s| older(b.created_at_us, s))
-                || b.end() <= settled_to && rules.settled.is_some_and(|s| older(b.created_at_us, s))
-        })
-        .last()?;
-    Some(gone.end())
+    let mut start = NewStart { to: partition.log_start, too_old: 0, settled: 0, waited: 0 };
+    for batch in partition.batches.iter().take_while(|b| b.end() <= partition.high_watermark()) {
+        let over = |limit: Option<u64>| limit.is_some_and(|s| older(batch.created_at_us, s));
+        let count = if over(rules.any) {
+            &mut start.too_old
+        } else if batch.end() <= settled_to && over(rules.settled) {
+            &mut start.settled
+        } else if over(rules.waited) {
+            &mut start.waited
+        } else {
+            break;
+        };
+        *count += u64::from(batch.count);
+        start.to = batch.end();
+    }
+    (start.to > partition.log_start).then_some(start)
 }

@@ -13,6 +13,7 @@ use super::claim::ClaimJob;
 use super::commit::CommitQueue;
 use super::effect::{Done, Effect, Effects};
 use super::group::CursorKey;
+use super::history::History;
 use super::line::Lines;
 use super::owner::Owner;
 use super::partition::Slot;
@@ -177,6 +178,7 @@ pub struct Shard<B: IoBuf> {
     pub(super) draining: bool,
     pub(super) stopping: bool,
     pub(super) counters: Counters,
+    pub(super) history: History,
     pub(super) retention_queue: u32,
     /// Bytes of batches appended and not yet durable, for admission.
     pub(super) undurable_bytes: usize,
@@ -465,7 +467,7 @@ impl<B: IoBuf> Shard<B> {
                 self.extend_owned(now, from, task, lease_id, seconds);
             }
             PeerMsg::ExtendedPart { task, result } => self.extended(task, result, fx),
-            PeerMsg::Read { task, request } => self.read_owned(from, task, &request, fx),
+            PeerMsg::Read { task, request } => self.read_owned(now, from, task, &request, fx),
             PeerMsg::ReadDone { task, result } => self.read_part(task, result, fx),
             msg => unreachable!("{msg:?} is handled in receive"),
         }

@@ -9,6 +9,8 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use super::ack::{
     self, CursorChange, Item, Judgement, LEASE_REFUSED, NO_PARTITION, Tables, UNRESOLVED,
 };
@@ -574,13 +576,21 @@ impl<B: IoBuf> Shard<B> {
         durable: bool,
         fx: &mut Effects<B>,
     ) {
+        let pushed = judged.pushes.iter().map(|push| push.queue);
+        let mut queues: SmallVec<[u32; 4]> =
+            pushed.chain(judged.cursors.iter().map(|(key, _)| key.queue)).collect();
+        queues.sort_unstable();
+        queues.dedup();
+        queues.iter().for_each(|queue| self.count_queue(*queue, |t| t.transactions += 1));
         for push in &mut judged.pushes {
             let Some(slot) = push.slot else { continue };
             for (stored, table) in std::mem::take(&mut push.written) {
                 if self.state.parts.get(slot).is_none() {
                     continue;
                 }
-                self.counters.pushed += u64::from(stored.count);
+                let count = u64::from(stored.count);
+                self.counters.pushed += count;
+                self.count(push.queue, |t| t.push_messages += count);
                 self.state.install_batch(slot, stored, &table);
                 if durable {
                     self.visible(now, slot, stored.end(), fx);
@@ -603,7 +613,14 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let Some(mut cursor) = self.state.cursor(key).cloned() else { return };
+        let before = cursor.next;
         let ended = change.make(&mut cursor);
+        let (passed, filed) = (cursor.next.0.saturating_sub(before.0), change.filed.len() as u64);
+        self.count(key.queue, |t| {
+            t.ack_success += passed.saturating_sub(filed);
+            t.ack_failed += filed;
+            t.dead_letters += filed;
+        });
         self.state.segments.moved(cursor.segment.replace(at), at);
         self.state.put_cursor(key, cursor);
         for row in std::mem::take(&mut change.filed) {

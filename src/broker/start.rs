@@ -10,6 +10,7 @@ use super::append::Nonces;
 use super::commit::CommitQueue;
 use super::effect::Effects;
 use super::group::CursorKey;
+use super::history::History;
 use super::line::Lines;
 use super::owner::Owner;
 use super::pinned::Pinned;
@@ -83,7 +84,7 @@ impl<B: IoBuf> Shard<B> {
         // The records it was raised from may go before another partition is made.
         log.set_marks(Marks { partition_counter: state.parts.next_counter(), ..Marks::default() });
         state.undecided.forget_loose();
-        let mut shard = Self::assemble(config, log, state);
+        let mut shard = Self::assemble(config, log, state, now);
         shard.state.deadlines.insert(now.after_ms(super::retention::STEP_MS), Event::Housekeeping);
         shard.revive_timers();
         let report = OpenReport {
@@ -95,7 +96,7 @@ impl<B: IoBuf> Shard<B> {
         Ok((shard, report))
     }
 
-    fn assemble(config: ShardConfig, log: Log<B>, state: State) -> Self {
+    fn assemble(config: ShardConfig, log: Log<B>, state: State, now: Now) -> Self {
         let hasher = || ahash::RandomState::with_seeds(13, 14, 15, 16);
         let others: BTreeSet<ShardId> =
             (0..config.shards).map(ShardId).filter(|s| *s != config.shard).collect();
@@ -137,6 +138,7 @@ impl<B: IoBuf> Shard<B> {
             draining: false,
             stopping: false,
             counters: Counters::default(),
+            history: History::new(now),
             retention_queue: 0,
             undurable_bytes: 0,
             scratch: None,

@@ -32,6 +32,8 @@ pub(super) struct State {
     pub deadlines: Deadlines<Event>,
     /// Which cursors a lease is on.
     pub leases: HashMap<LeaseId, Vec<CursorKey>, ahash::RandomState>,
+    /// Cursors in `leases`.
+    pub leased_partitions: u64,
     /// Released leases in the order of their release, so that the oldest are forgotten first.
     pub released: VecDeque<(CursorKey, LeaseId, i64)>,
     pub segments: Segments,
@@ -53,6 +55,7 @@ impl State {
             dedup: Dedup::default(),
             deadlines: Deadlines::default(),
             leases: HashMap::with_hasher(ahash::RandomState::with_seeds(9, 10, 11, 12)),
+            leased_partitions: 0,
             released: VecDeque::new(),
             segments: Segments::default(),
             dead_letters: DeadLetters::default(),
@@ -273,13 +276,18 @@ impl State {
         let before = old.as_ref().and_then(|c| c.lease.as_ref()).map(|l| l.record.id);
         if before != lease {
             before.into_iter().for_each(|id| self.unindex_lease(id, key));
-            lease.into_iter().for_each(|id| self.leases.entry(id).or_default().push(key));
+            if let Some(id) = lease {
+                self.leases.entry(id).or_default().push(key);
+                self.leased_partitions += 1;
+            }
         }
     }
 
     fn unindex_lease(&mut self, id: LeaseId, key: CursorKey) {
         if let Some(keys) = self.leases.get_mut(&id) {
+            let before = keys.len();
             keys.retain(|k| *k != key);
+            self.leased_partitions -= (before - keys.len()) as u64;
             if keys.is_empty() {
                 self.leases.remove(&id);
             }

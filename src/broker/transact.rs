@@ -93,6 +93,7 @@ impl<B: IoBuf> Shard<B> {
         token: Token,
         fx: &mut Effects<B>,
     ) {
+        self.history.total.transactions += 1;
         let pushes = !request.items.is_empty() || !request.frames.is_empty();
         if pushes && !self.admits_push(token, fx) {
             return;

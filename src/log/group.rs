@@ -19,6 +19,8 @@ pub struct Group<B> {
     writes_left: usize,
     /// A witness or final marker: needs no witness itself.
     marker: bool,
+    /// Monotonic time of its submission.
+    since_us: u64,
 }
 
 impl<B: IoBuf> Group<B> {
@@ -65,7 +67,12 @@ impl<B: IoBuf> Log<B> {
         let pieces = chunk.pieces.len();
         self.stats.written_bytes += chunk.len;
         self.witness_at = None;
-        self.group = Some(Group { chunk, writes_left: pieces, marker });
+        let records = std::mem::take(&mut self.records);
+        if !marker {
+            self.stats.commit_records.record(records);
+            self.stats.commit_bytes.record(chunk.len);
+        }
+        self.group = Some(Group { chunk, writes_left: pieces, marker, since_us: self.now_us });
         for piece in 0..pieces {
             self.issue(Purpose::ChunkWrite { piece }, io);
         }
@@ -132,6 +139,8 @@ impl<B: IoBuf> Log<B> {
         self.positions.set_durable(group.end());
         self.tail.evict(self.positions.durable());
         if !group.marker {
+            self.stats.last_commit_us = now.mono_us.saturating_sub(group.since_us);
+            self.stats.commit_us.record(self.stats.last_commit_us);
             self.witness_at = Some(now.after_ms(WITNESS_AFTER_MS));
         }
         if self.stopping == Stopping::Marking {

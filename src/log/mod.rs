@@ -41,6 +41,7 @@ use crate::base::buf::{Gather, IoBuf};
 use crate::base::checksum::crc32c;
 use crate::base::fault::DiskError;
 use crate::base::hash::FingerprintKey;
+use crate::base::histogram::{Micros, Numbers, Sizes};
 use crate::base::ids::{LogPosition, SegmentId, ShardId};
 use crate::base::time::{Deadline, Now};
 use chunk::Chunk;
@@ -120,6 +121,16 @@ pub struct LogStats {
     pub syncs: u64,
     pub writes: u64,
     pub segments: u64,
+    /// Bytes that the segments hold.
+    pub bytes: u64,
+    /// Appended and not durable.
+    pub pending_bytes: u64,
+    /// From the submission of a chunk to its durability, and the last one.
+    pub commit_us: Micros,
+    pub last_commit_us: u64,
+    /// Records and bytes of one chunk.
+    pub commit_records: Numbers,
+    pub commit_bytes: Sizes,
 }
 
 /// The last record of the chain: what the next one names.
@@ -168,6 +179,10 @@ pub struct Log<B: IoBuf> {
     stopping: Stopping,
     fault: Option<String>,
     stats: LogStats,
+    /// Monotonic time of the call that runs.
+    now_us: u64,
+    /// Records in the chunk being filled, for the statistics.
+    records: u64,
 }
 
 impl<B: IoBuf> Log<B> {
@@ -223,6 +238,7 @@ impl<B: IoBuf> Log<B> {
     /// Asks for what can be asked for. To be called once for all appends that are at hand
     /// together, so that they share a chunk, and at once, so that a lone one does not wait.
     pub fn pump(&mut self, now: Now, io: &mut Vec<LogIo<B>>) {
+        self.now_us = now.mono_us;
         if self.fault.is_some() {
             return;
         }
@@ -236,6 +252,7 @@ impl<B: IoBuf> Log<B> {
 
     /// An operation has ended. What directly follows it is asked for at once.
     pub fn complete(&mut self, now: Now, done: IoDone<B>, io: &mut Vec<LogIo<B>>) -> Completion<B> {
+        self.now_us = now.mono_us;
         let purpose = self.in_flight.take(done.id);
         if let Purpose::Read(read) = purpose {
             return self.complete_read(read, done.result, io);
@@ -251,6 +268,7 @@ impl<B: IoBuf> Log<B> {
 
     /// To be called once [`Log::next_deadline`] has passed.
     pub fn tick(&mut self, now: Now, io: &mut Vec<LogIo<B>>) {
+        self.now_us = now.mono_us;
         if self.fault.is_some() {
             return;
         }
@@ -311,7 +329,12 @@ impl<B: IoBuf> Log<B> {
     }
 
     pub fn stats(&self) -> LogStats {
-        LogStats { segments: self.segments.len() as u64, ..self.stats }
+        LogStats {
+            segments: self.segments.len() as u64,
+            bytes: self.segments().map(|segment| segment.bytes).sum(),
+            pending_bytes: self.pending_bytes() as u64,
+            ..self.stats
+        }
     }
 
     /// The segments that count, oldest first.
@@ -384,6 +407,7 @@ impl<B: IoBuf> Log<B> {
         body.iter().for_each(|part| self.filling.put(part));
         self.chain = Chain { checksum, next_number: self.chain.next_number.wrapping_add(1) };
         if kind >= KIND_BROKER_MIN {
+            self.records += 1;
             active.index.push(Entry { kind, at, body_bytes: body_bytes as u32, key });
         }
         active.data_bytes = self.filling.end();

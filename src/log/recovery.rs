@@ -128,6 +128,8 @@ impl<B: IoBuf> Log<B> {
             stopping: Stopping::No,
             fault: None,
             stats: LogStats::default(),
+            now_us: 0,
+            records: 0,
             config,
         };
         (log, replay.recovery)

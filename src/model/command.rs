@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use super::options::OptionsPatch;
 use super::peer::PushPiece;
+use super::traffic::Walk;
 use super::transaction::TransactionRequest;
 use crate::base::ids::{Offset, PartitionId};
 
@@ -149,6 +150,8 @@ pub enum ReadRequest {
     DeadLetters(DeadLetterQuery),
     /// Counters of every shard, for `/metrics` and `/health`.
     Shards,
+    /// One step of a walk.
+    Walk(Walk),
 }
 
 /// Filters of the dead letter listing; `None` matches all.

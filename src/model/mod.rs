@@ -6,4 +6,5 @@ pub mod frame;
 pub mod options;
 pub mod peer;
 pub mod reply;
+pub mod traffic;
 pub mod transaction;

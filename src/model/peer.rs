@@ -10,6 +10,7 @@ use super::command::{AckStatus, ReadRequest, Subscription};
 use super::error::Refusal;
 use super::options::{OptionsPatch, QueueOptions};
 use super::reply::{AckResult, Counts, PartitionRow, PushResult, ShardStats};
+use super::traffic::WalkStep;
 use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
 use crate::base::ids::{LeaseId, Offset, PartitionId};
 use crate::base::time::Deadline;
@@ -254,6 +255,7 @@ pub enum ReadPart {
         total: u64,
     },
     Shard(Box<ShardStats>),
+    Walk(Box<WalkStep>),
 }
 
 /// One message of the mesh.

@@ -2,8 +2,10 @@
 
 use super::error::Refusal;
 use super::options::QueueOptions;
+use super::traffic::{Traffic, WalkStep};
 use super::transaction::TransactionReply;
 use crate::base::buf::Gather;
+use crate::base::histogram::{Micros, Numbers, Sizes};
 use crate::base::ids::{LeaseId, MessageId, Offset, PartitionId, SegmentId, ShardId};
 
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub enum Reply<B> {
         total: u64,
     },
     Shards(Vec<ShardStats>),
+    /// What each shard found, in their order.
+    Walked(Vec<WalkStep>),
     Refused(Refusal),
 }
 
@@ -211,6 +215,20 @@ pub struct ShardStats {
     pub groups_kept: u64,
     pub groups_recoded: u64,
     pub batches_compressed: u64,
+    pub traffic: Traffic,
+    /// Partitions under a lease, once for each group.
+    pub leased_partitions: u64,
+    /// What the log holds, and what of it is not durable yet.
+    pub log_bytes: u64,
+    pub pending_bytes: u64,
+    pub written_bytes: u64,
+    pub writes: u64,
+    /// From the start of a commit to its end, and the last one.
+    pub commit_us: Micros,
+    pub last_commit_us: u64,
+    /// Records and bytes of a commit.
+    pub commit_records: Numbers,
+    pub commit_bytes: Sizes,
     /// Why the shard takes no writes, if it does not.
     pub fault: Option<String>,
     pub storage_full: bool,

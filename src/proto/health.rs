@@ -41,29 +41,43 @@ impl<'a> Condition<'a> {
     }
 }
 
-/// `encryption_key`: whether payloads of queues that encrypt can be encrypted.
+/// What the process adds to the shards' condition.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Process {
+    pub uptime_seconds: u64,
+    /// Payloads of queues that encrypt can be encrypted.
+    pub encryption_key: bool,
+    /// Of the file system that holds the log, as it was seen last.
+    pub disk_used_pct: Option<u64>,
+}
+
 pub fn encode(
     condition: Condition<'_>,
     shards: &[ShardStats],
-    uptime_seconds: u64,
-    encryption_key: bool,
+    process: Process,
     out: &mut Vec<u8>,
 ) {
     let full = shards.iter().any(|shard| shard.storage_full);
+    let commit_us = shards.iter().map(|shard| shard.last_commit_us).max().unwrap_or(0);
     let mut fields = Fields::begin(out);
     fields
         .text("status", condition.word())
         .text("engine", ENGINE)
         .text("version", env!("CARGO_PKG_VERSION"))
         .text("compat", WIRE_VERSION)
-        .integer("uptimeSeconds", uptime_seconds)
+        .integer("uptimeSeconds", process.uptime_seconds)
         .integer("shards", shards.len())
         .object("storage", |storage| {
             let ready = !matches!(condition, Condition::Failed(_));
-            storage.boolean("ready", ready).boolean("writable", ready && !full);
+            storage
+                .boolean("ready", ready)
+                .boolean("writable", ready && !full)
+                .integer_or_null("diskUsedPct", process.disk_used_pct)
+                .decimal("lastFsyncMs", commit_us as f64 / 1_000.0)
+                .integer("walPending", shards.iter().map(|s| s.pending_bytes).sum::<u64>());
         })
         .object("security", |security| {
-            security.boolean("encryptionKey", encryption_key);
+            security.boolean("encryptionKey", process.encryption_key);
         });
     if let Condition::Failed(fault) = condition {
         fields.text("error", fault);
@@ -79,7 +93,8 @@ mod tests {
     fn text(shards: &[ShardStats], draining: bool) -> (bool, String) {
         let mut out = Vec::new();
         let condition = Condition::of(shards, draining);
-        encode(condition, shards, 5, true, &mut out);
+        let process = Process { uptime_seconds: 5, encryption_key: true, disk_used_pct: Some(61) };
+        encode(condition, shards, process, &mut out);
         (condition.is_healthy(), String::from_utf8(out).unwrap())
     }
 
@@ -91,15 +106,17 @@ mod tests {
              \"uptimeSeconds\":5,\"shards\":1,\"storage\":"
         );
         let mut s = [shard(0)];
-        let good = "{\"ready\":true,\"writable\":true},\"security\":{\"encryptionKey\":true}}";
+        let rest = ",\"diskUsedPct\":61,\"lastFsyncMs\":1.5,\"walPending\":21},\
+                    \"security\":{\"encryptionKey\":true}";
+        let good = format!("{{\"ready\":true,\"writable\":true{rest}}}");
         assert_eq!(text(&s, false), (true, format!("{{\"status\":\"healthy\",{middle}{good}")));
         assert_eq!(text(&s, true), (false, format!("{{\"status\":\"draining\",{middle}{good}")));
         s[0].storage_full = true;
         let (healthy, body) = text(&s, false);
-        assert!(healthy && body.contains("{\"ready\":true,\"writable\":false},"));
+        assert!(healthy && body.contains("{\"ready\":true,\"writable\":false,"));
         s[0].fault = Some("fdatasync failed".into());
-        let bad = "{\"ready\":false,\"writable\":false},\"security\":{\"encryptionKey\":true},\
-                   \"error\":\"fdatasync failed\"}";
+        let bad =
+            format!("{{\"ready\":false,\"writable\":false{rest},\"error\":\"fdatasync failed\"}}");
         assert_eq!(text(&s, true), (false, format!("{{\"status\":\"unhealthy\",{middle}{bad}")));
     }
 }

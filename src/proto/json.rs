@@ -191,6 +191,31 @@ pub fn write_micros(out: &mut Vec<u8>, wall_us: i64) {
     out.extend_from_slice(b"Z\"");
 }
 
+/// Appends an instant as a JSON string in whole seconds.
+pub fn write_seconds(out: &mut Vec<u8>, wall_us: i64) {
+    out.push(b'"');
+    time::write_millis(out, wall_us);
+    out.truncate(out.len() - ".000Z".len());
+    out.extend_from_slice(b"Z\"");
+}
+
+/// Appends a number with up to two digits behind the point; what is no number as 0.
+pub fn write_decimal(out: &mut Vec<u8>, n: f64) {
+    let hundredths = (n * 100.0).round() as i64;
+    if hundredths < 0 {
+        out.push(b'-');
+    }
+    let hundredths = hundredths.unsigned_abs();
+    write_integer(out, hundredths / 100);
+    let rest = hundredths % 100;
+    if rest > 0 {
+        out.extend_from_slice(&[b'.', b'0' + (rest / 10) as u8]);
+        if !rest.is_multiple_of(10) {
+            out.push(b'0' + (rest % 10) as u8);
+        }
+    }
+}
+
 /// Writes one object, key by key in the order of the calls. For answers that are not hot.
 pub struct Fields<'o> {
     out: &'o mut Vec<u8>,
@@ -222,6 +247,18 @@ impl<'o> Fields<'o> {
     pub fn integer(&mut self, key: &'static str, n: impl itoa::Integer) -> &mut Self {
         write_integer(self.key(key), n);
         self
+    }
+
+    pub fn decimal(&mut self, key: &'static str, n: f64) -> &mut Self {
+        write_decimal(self.key(key), n);
+        self
+    }
+
+    pub fn integer_or_null(&mut self, key: &'static str, n: Option<u64>) -> &mut Self {
+        match n {
+            Some(n) => self.integer(key, n),
+            None => self.null(key),
+        }
     }
 
     pub fn boolean(&mut self, key: &'static str, value: bool) -> &mut Self {

@@ -8,9 +8,11 @@
 //! [`Refusal`]: crate::model::error::Refusal
 
 pub mod ack;
+pub mod analytics;
 pub mod configure;
 pub mod dlq;
 pub mod error;
+pub mod exposition;
 pub mod health;
 pub mod json;
 mod json_check;
@@ -24,7 +26,11 @@ pub mod push_binary;
 pub mod query;
 pub mod queues;
 pub mod resources;
+pub mod series;
+pub mod status;
+pub mod system;
 pub mod transact;
+pub mod window;
 
 use crate::base::limits;
 use crate::model::error::{ErrorCode, Refusal};

@@ -30,6 +30,11 @@ impl<'a> Query<'a> {
         (!value.is_empty()).then_some(value)
     }
 
+    /// The value of a key where an empty one means something; `None` when it is absent.
+    pub fn given(&self, key: &str) -> Option<&Cow<'a, str>> {
+        self.pairs.iter().find(|(name, _)| name == key).map(|(_, value)| value)
+    }
+
     /// `true`, `false`, `1` or `0`; false when absent, refused when it is anything else.
     pub fn flag(&self, key: &'static str) -> Result<bool, Refusal> {
         match self.text(key).map(|value| &**value) {
@@ -90,6 +95,8 @@ mod tests {
     fn empty_equals_absent_and_the_first_of_two_counts() {
         let q = query("a=&b=1&b=2&c");
         assert_eq!(q.text("a"), None);
+        assert_eq!(q.given("a").map(|v| &**v), Some(""));
+        assert_eq!(q.given("z"), None);
         assert_eq!(q.text("c"), None);
         assert_eq!(q.text("z"), None);
         assert_eq!(q.text("b").map(|v| &**v), Some("1"));

@@ -196,14 +196,25 @@ fn encode_labels(
     Fields::begin(out).objects(list, sums, write).end();
 }
 
-/// Writes the totals of the broker. The age of unread messages is not tracked, so the lag in
-/// time is given as zero; the lag in messages is over the queues that lag.
-pub fn encode_overview(rows: &[QueueRow], now_us: i64, out: &mut Vec<u8>) {
+/// Writes the totals of the broker. Both lags are over the queues that lag; that in time is the
+/// age in seconds of the oldest message that a queue's slowest reader owes. `oldest_owed` tells
+/// when it was pushed; `cut` that not all partitions were looked at for it.
+pub fn encode_overview(
+    rows: &[QueueRow],
+    oldest_owed: impl Fn(&QueueRow) -> Option<i64>,
+    cut: bool,
+    now_us: i64,
+    out: &mut Vec<u8>,
+) {
     let mut counts = Counts::default();
     rows.iter().for_each(|row| counts.add(&row.counts));
     let mut lags: Vec<u64> =
         rows.iter().map(|row| row.counts.unconsumed).filter(|lag| *lag > 0).collect();
     lags.sort_unstable();
+    let age = |owed_us: i64| u64::try_from(now_us.saturating_sub(owed_us)).unwrap_or(0);
+    let mut ages: Vec<u64> =
+        rows.iter().filter_map(&oldest_owed).map(|us| age(us) / 1_000_000).collect();
+    ages.sort_unstable();
     let mut fields = Fields::begin(out);
     fields
         .integer("queues", rows.len())
@@ -219,7 +230,11 @@ pub fn encode_overview(rows: &[QueueRow], now_us: i64, out: &mut Vec<u8>) {
                 .integer("deadLetter", counts.dead_lettered);
         })
         .object("lag", |f| {
-            f.object("time", |f| write_spread(&[], f)).object("offset", |f| write_spread(&lags, f));
+            f.object("time", |f| write_spread(&ages, f))
+                .object("offset", |f| write_spread(&lags, f));
+            if cut {
+                f.boolean("truncated", true);
+            }
         });
     json::write_millis(fields.key("timestamp"), now_us);
     fields.integer("statsAge", 0).end();
@@ -365,16 +380,20 @@ mod tests {
         let mut second = row("b", 1);
         second.counts.unconsumed = 0;
         let mut out = Vec::new();
-        encode_overview(&[row("a.x.1", 1), second], 1_700_000_000_123_456, &mut out);
+        let now_us = 1_700_000_000_123_456;
+        let rows = [row("a.x.1", 1), second];
+        let owed = |row: &QueueRow| (row.name != "b").then_some(now_us - 7_999_999);
+        encode_overview(&rows, owed, false, now_us, &mut out);
         let want = concat!(
             r#"{"queues":2,"partitions":4,"namespaces":2,"tasks":1,"messages":{"total":20,"#,
             r#""pending":2,"processing":4,"completed":12,"failed":0,"deadLetter":2},"#,
-            r#""lag":{"time":{"avg":0,"median":0,"min":0,"max":0},"#,
+            r#""lag":{"time":{"avg":7,"median":7,"min":7,"max":7},"#,
             r#""offset":{"avg":6,"median":6,"min":6,"max":6}},"#,
             r#""timestamp":"2023-11-14T22:13:20.123Z","statsAge":0}"#
         );
         assert_eq!(String::from_utf8(out).unwrap(), want);
-        let empty = value(|out| encode_overview(&[], 0, out));
+        let empty = value(|out| encode_overview(&[], |_| None, true, 0, out));
+        assert_eq!(empty["lag"]["truncated"], true);
         assert_eq!(empty["lag"]["time"]["avg"], 0);
     }
 }

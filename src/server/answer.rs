@@ -6,6 +6,7 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use super::dma::DmaBuf;
+use super::meters::Kind;
 use super::route;
 use super::shard::Claimed;
 use super::token::Denial;
@@ -27,14 +28,24 @@ pub struct Answer {
     pub retry_after: Option<u32>,
     /// Further fields of the head.
     pub fields: &'static [(&'static str, &'static str)],
+    /// What it answers, for the metrics.
+    pub kind: Kind,
     /// What goes back to the shard unless all of the answer is sent.
     pub claimed: Option<Claimed>,
 }
 
 impl Answer {
     pub fn new(status: u16, content_type: &'static str, body: Vec<u8>) -> Self {
-        let (pieces, fields) = (Vec::new(), &[]);
-        Self { status, content_type, body, pieces, retry_after: None, fields, claimed: None }
+        Self {
+            status,
+            content_type,
+            body,
+            pieces: Vec::new(),
+            retry_after: None,
+            fields: &[],
+            kind: Kind::Other,
+            claimed: None,
+        }
     }
 
     pub fn json(status: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Self {

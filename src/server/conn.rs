@@ -133,6 +133,8 @@ struct Open {
     asked: Asked,
     /// A pop that waits for messages: the end of the stream ends it.
     parked: bool,
+    /// When it was taken up, in monotonic microseconds.
+    since_us: u64,
 }
 
 enum State {
@@ -276,7 +278,8 @@ impl Conn {
     }
 
     fn push(&mut self, state: State, asked: Asked) {
-        self.open.push_back(Open { state, asked, parked: false });
+        let since_us = self.node.now().mono_us;
+        self.open.push_back(Open { state, asked, parked: false, since_us });
     }
 
     fn count_request(&mut self) {
@@ -378,7 +381,10 @@ impl Conn {
             }
             match first.state {
                 State::Raw(bytes) => outbox.push_raw(bytes),
-                State::Done(answer) => outbox.push(answer, first.asked, &date),
+                State::Done(answer) => {
+                    self.node.count_answer(&answer, first.parked, first.since_us);
+                    outbox.push(answer, first.asked, &date);
+                }
                 State::Working(_) => unreachable!("it was just seen to be done"),
             }
         }

@@ -4,12 +4,17 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use super::meters::Meters;
+use crate::proto::system::Vitals;
+
 /// Shared by the main thread, the accepting thread and all executors.
 #[derive(Debug, Default)]
 pub struct Control {
     progress: Mutex<Progress>,
     changed: Condvar,
     draining: AtomicBool,
+    /// What the main thread has seen of the process and its disk.
+    pub vitals: Mutex<Vitals>,
     /// For each executor.
     pub gauges: Vec<Gauges>,
 }
@@ -24,6 +29,7 @@ pub struct Gauges {
     /// Requests without a complete answer.
     pub open_requests: AtomicUsize,
     pub requests: AtomicU64,
+    pub meters: Meters,
 }
 
 /// How far the executors are, each counted once a step.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use super::answer::Outbox;
+use super::answer::{Answer, Outbox};
 use super::auth::{Auth, AuthPart};
 use super::clock::Clock;
 use super::conn;
@@ -15,6 +15,8 @@ use super::control::{Control, Gauges};
 use super::executor;
 use super::gate::ReadGate;
 use super::mesh::{Inbox, Message};
+use super::meters::Kind;
+use super::observe::About;
 use super::shard::{ShardHandle, Surroundings};
 use super::unpark;
 use super::watch::Watches;
@@ -37,6 +39,9 @@ pub struct Part {
     pub keys: Keys,
     /// `None`: everybody may do everything.
     pub auth: Option<AuthPart>,
+    pub about: Arc<About>,
+    /// Of all executors.
+    pub shards_total: u16,
 }
 
 pub struct Node {
@@ -44,6 +49,8 @@ pub struct Node {
     shards: Vec<Rc<ShardHandle>>,
     around: Surroundings,
     pub limits: Limits,
+    pub about: Arc<About>,
+    shards_total: u16,
     pub watches: Watches,
     /// The `Date` of answers, formatted once a second.
     date: Cell<[u8; 29]>,
@@ -89,7 +96,14 @@ pub async fn run(part: Part) {
     }
     glommio::spawn_local(node.clone().sweep()).detach();
     let gate = node.gate.clone();
-    unpark::on_wake(move || gate.open());
+    let woken = node.around.control.clone();
+    let index = node.index;
+    unpark::on_wake(move |delay_us| {
+        gate.open();
+        if let Some(us) = delay_us {
+            woken.gauges[index].meters.reactor_delayed(us);
+        }
+    });
     node.work().await;
     // What is dropped with the executor must not reach the shards any more.
     node.shards.iter().for_each(|shard| shard.close());
@@ -98,6 +112,7 @@ pub async fn run(part: Part) {
 async fn open(part: Part) -> Result<Node, String> {
     executor::warm_up(&part.probe).await?;
     let gate = Rc::<ReadGate>::default();
+    let begun_us = part.around.clock.now().mono_us;
     let mut shards = Vec::with_capacity(part.shards.len());
     for (config, folder) in part.shards {
         let id = config.shard;
@@ -116,11 +131,14 @@ async fn open(part: Part) -> Result<Node, String> {
         shards.push(shard);
     }
     let now = part.around.clock.now();
+    part.around.control.gauges[part.index].meters.recovery_us.set(now.mono_us - begun_us);
     Ok(Node {
         index: part.index,
         shards,
         around: part.around,
         limits: part.limits,
+        about: part.about,
+        shards_total: part.shards_total,
         watches: Watches::default(),
         date: Cell::new(http::format_date(now.wall_us.div_euclid(1_000_000))),
         parked: Cell::new(false),
@@ -274,6 +292,11 @@ impl Node {
         }
     }
 
+    /// Shards of the broker, here and on other executors.
+    pub fn shards_total(&self) -> u16 {
+        self.shards_total
+    }
+
     pub fn is_closing(&self) -> bool {
         self.closing.get()
     }
@@ -296,6 +319,13 @@ impl Node {
 
     pub fn gauges(&self) -> &Gauges {
         &self.around.control.gauges[self.index]
+    }
+
+    /// Counts an answer that is about to leave.
+    pub fn count_answer(&self, answer: &Answer, parked: bool, since_us: u64) {
+        let kind = if parked { Kind::ParkedPop } else { answer.kind };
+        let us = self.now().mono_us.saturating_sub(since_us);
+        self.gauges().meters.answered(kind, answer.status, us);
     }
 
     /// Counts requests in (positive) and answers out (negative).

@@ -4,45 +4,44 @@
 //! call. So the request lives here, across the wait, exactly where the answer needs it again.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::rc::Rc;
-use std::sync::atomic::Ordering;
 
 use super::answer::{Answer, JSON, TEXT};
 use super::auth::{self, Caller};
 use super::dma::DmaBuf;
+use super::meters::Kind;
 use super::node::Node;
-use super::process;
+use super::observe;
 use super::route::{self, Route};
 use super::shard::{Claimed, ShardHandle};
 use super::transact;
 use crate::http::{Request, Target};
 use crate::model::command::{Command, FrameGroup, PopTarget, PushItem, ReadRequest};
 use crate::model::error::{ErrorCode, Refusal};
-use crate::model::reply::{QueueRow, Reply, ShardStats};
-use crate::proto::health::Condition;
-use crate::proto::metrics::ServerStats;
+use crate::model::reply::{QueueRow, Reply};
 use crate::proto::pop::Piece;
 use crate::proto::query::Query;
-use crate::proto::{
-    ack, configure, dlq, error, health, lease, metrics, pop, push, push_binary, queues, resources,
-};
+use crate::proto::{ack, configure, dlq, error, lease, pop, push, push_binary, queues, resources};
 
-const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const FRAMED_POP: &str = "application/x-queen-pop";
 const BINARY_PUSH: &[u8] = b"application/x-queen-push";
 
 /// Resolves with the one answer to `request`. Dropped before: the client is gone.
 pub async fn answer(node: Rc<Node>, shard: Rc<ShardHandle>, request: Request) -> Answer {
-    match operate(&node, &shard, request).await {
+    let kind = Cell::new(Kind::Other);
+    let answer = match operate(&node, &shard, request, &kind).await {
         Ok(answer) => answer,
         Err(refusal) => Answer::refused(&refusal),
-    }
+    };
+    Answer { kind: kind.get(), ..answer }
 }
 
 async fn operate(
     node: &Rc<Node>,
     shard: &Rc<ShardHandle>,
     request: Request,
+    kind: &Cell<Kind>,
 ) -> Result<Answer, Refusal> {
     let segments = request.target.segments();
     let path = segments.as_deref().ok();
@@ -55,7 +54,9 @@ async fn operate(
     };
     refuse_codings(&request)?;
     let segments = segments.map_err(|bad| Refusal::new(ErrorCode::BadRequest, bad.text()))?;
-    match route::find(request.method, &segments) {
+    let found = route::find(request.method, &segments);
+    kind.set(Kind::of(&found));
+    match found {
         Route::Push => push(node, shard, &request, caller.as_deref()).await,
         Route::Pop(target) => {
             let target = owned(target);
@@ -79,27 +80,12 @@ async fn operate(
         Route::Configure => configure(node, shard, &request.body).await,
         Route::DeleteQueue(queue) => delete_queue(shard, queue).await,
         Route::Queue(queue) => queue_detail(shard, queue).await,
-        Route::Queues | Route::Namespaces | Route::Tasks | Route::Overview => {
+        Route::Queues | Route::Namespaces | Route::Tasks => {
             let rows = queue_rows(shard).await?;
-            resources(&route::find(request.method, &segments), rows, shard, &request.target)
+            resources(&route::find(request.method, &segments), rows, &request.target)
         }
         Route::DeadLetters => dead_letters(node, shard, &request.target).await,
-        Route::StatsRefresh => {
-            // Counters are kept as things happen: there is nothing to refresh.
-            Ok(Answer::json(200, |out| out.extend_from_slice(br#"{"success":true}"#)))
-        }
-        Route::Health => check_health(node, shard).await,
-        Route::Metrics => {
-            let stats = shard_stats(shard).await?;
-            let server = server_stats(node);
-            Ok(Answer::json(200, |out| metrics::encode_json(&stats, &server, out)))
-        }
-        Route::MetricsPrometheus => {
-            let stats = shard_stats(shard).await?;
-            let mut body = Vec::with_capacity(8 << 10);
-            metrics::encode_prometheus(&stats, &server_stats(node), &mut body);
-            Ok(Answer::new(200, PROMETHEUS, body))
-        }
+        Route::Observe(wanted) => observe::answer(node, shard, wanted, &request.target).await,
         Route::Front => Ok(Answer::new(200, TEXT, FRONT.as_bytes().to_vec())),
         Route::Unbuilt(name) => {
             let text = format!("{name}: this build does not have it yet");
@@ -146,7 +132,7 @@ pub(super) fn unexpected(reply: &Reply<DmaBuf>) -> Refusal {
     }
 }
 
-fn query(target: &Target) -> Result<Query<'_>, Refusal> {
+pub(super) fn query(target: &Target) -> Result<Query<'_>, Refusal> {
     target
         .query()
         .collect::<Result<Query<'_>, _>>()
@@ -399,25 +385,19 @@ async fn queue_detail(shard: &Rc<ShardHandle>, queue: &str) -> Result<Answer, Re
     }
 }
 
-async fn queue_rows(shard: &Rc<ShardHandle>) -> Result<Vec<QueueRow>, Refusal> {
+pub(super) async fn queue_rows(shard: &Rc<ShardHandle>) -> Result<Vec<QueueRow>, Refusal> {
     match shard.handle(Command::Read(ReadRequest::Queues)).await {
         Reply::Queues(rows) => Ok(rows),
         other => Err(unexpected(&other)),
     }
 }
 
-/// The four listings over all queues.
-fn resources(
-    route: &Route<'_>,
-    rows: Vec<QueueRow>,
-    shard: &ShardHandle,
-    target: &Target,
-) -> Result<Answer, Refusal> {
+/// The listings over all queues.
+fn resources(route: &Route<'_>, rows: Vec<QueueRow>, target: &Target) -> Result<Answer, Refusal> {
     let query = query(target)?;
     Ok(Answer::json(200, |out| match route {
         Route::Namespaces => resources::encode_namespaces(&rows, out),
         Route::Tasks => resources::encode_tasks(&rows, out),
-        Route::Overview => resources::encode_overview(&rows, shard.now().wall_us, out),
         _ => resources::encode_queues(rows, &query, out),
     }))
 }
@@ -436,43 +416,5 @@ async fn dead_letters(
             Ok(Answer::new(200, JSON, body))
         }
         other => Err(unexpected(&other)),
-    }
-}
-
-async fn shard_stats(shard: &Rc<ShardHandle>) -> Result<Vec<ShardStats>, Refusal> {
-    match shard.handle(Command::Read(ReadRequest::Shards)).await {
-        Reply::Shards(stats) => Ok(stats),
-        other => Err(unexpected(&other)),
-    }
-}
-
-async fn check_health(node: &Rc<Node>, shard: &Rc<ShardHandle>) -> Result<Answer, Refusal> {
-    let uptime = shard.now().mono_us / 1_000_000;
-    let stats = match shard_stats(shard).await {
-        Ok(stats) => stats,
-        // A shard that drains takes no commands; that is what is to be said.
-        Err(refusal) if refusal.code == ErrorCode::Draining => Vec::new(),
-        Err(refusal) => return Err(refusal),
-    };
-    let condition = Condition::of(&stats, node.control().is_draining());
-    let status = if condition.is_healthy() { 200 } else { 503 };
-    let can_seal = node.opener().can_seal();
-    let mut answer =
-        Answer::json(status, |out| health::encode(condition, &stats, uptime, can_seal, out));
-    answer.retry_after = (status == 503).then_some(1);
-    Ok(answer)
-}
-
-fn server_stats(node: &Node) -> ServerStats {
-    let control = node.control();
-    let usage = process::usage();
-    ServerStats {
-        uptime_seconds: node.now().mono_us / 1_000_000,
-        connections: control.connections(),
-        connections_total: control.sum(|gauges| gauges.accepted.load(Ordering::Relaxed)),
-        requests_total: control.sum(|gauges| gauges.requests.load(Ordering::Relaxed)),
-        rss_bytes: usage.rss_bytes,
-        cpu_user_us: usage.cpu_user_us,
-        cpu_system_us: usage.cpu_system_us,
     }
 }

@@ -24,16 +24,48 @@ pub enum Route<'a> {
     Queue(&'a str),
     Namespaces,
     Tasks,
-    Overview,
     DeadLetters,
-    StatsRefresh,
-    Health,
-    Metrics,
-    MetricsPrometheus,
+    /// Something to see of the broker itself.
+    Observe(Observe),
     Front,
     /// On the wire, but not built yet; by name.
     Unbuilt(&'static str),
     Unknown,
+}
+
+/// What there is to see.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Observe {
+    Health,
+    /// As JSON / as text for Prometheus.
+    Metrics,
+    Exposition,
+    /// The short status.
+    Ok,
+    StatsRefresh,
+    Overview,
+    Status,
+    /// Messages by the hour.
+    Hours,
+    SystemMetrics,
+    WorkerMetrics,
+    QueueLag,
+    QueueOps,
+    ParkedReplicas,
+    Retention,
+    Workload,
+    /// Causes of dead letters.
+    Signatures,
+    /// Of partitions.
+    Liveness,
+    // A cluster of one.
+    ClusterStatus,
+    ClusterMembers,
+    ClusterLiveness,
+    // Who asks.
+    Me,
+    Login,
+    Logout,
 }
 
 /// Looks a request up. Exact; a name in the table goes before a parameter. `HEAD` asks where
@@ -66,15 +98,46 @@ pub fn find<'a>(method: Method, path: &'a [Cow<'a, str>]) -> Route<'a> {
         (Delete, ["api", "v1", "resources", "queues", queue]) => Route::DeleteQueue(queue),
         (Get | Head, ["api", "v1", "resources", "namespaces"]) => Route::Namespaces,
         (Get | Head, ["api", "v1", "resources", "tasks"]) => Route::Tasks,
-        (Get | Head, ["api", "v1", "resources", "overview"]) => Route::Overview,
         (Get | Head, ["api", "v1", "dlq"]) => Route::DeadLetters,
-        (Post, ["api", "v1", "stats", "refresh"]) => Route::StatsRefresh,
-        (Get | Head, ["health"]) => Route::Health,
-        (Get | Head, ["metrics"]) => Route::Metrics,
-        (Get | Head, ["metrics", "prometheus"]) => Route::MetricsPrometheus,
         (Get | Head, []) => Route::Front,
-        _ => unbuilt(method, path),
+        (_, known) => match observe(method, known) {
+            Some(wanted) => Route::Observe(wanted),
+            None => unbuilt(method, path),
+        },
     }
+}
+
+fn observe(method: Method, path: &[&str]) -> Option<Observe> {
+    use Method::{Get, Head, Post};
+    Some(match (method, path) {
+        (Get | Head, ["health"]) => Observe::Health,
+        (Get | Head, ["metrics"]) => Observe::Metrics,
+        (Get | Head, ["metrics", "prometheus"]) => Observe::Exposition,
+        (Get | Head, ["status"]) => Observe::Ok,
+        (Post, ["api", "v1", "stats", "refresh"]) => Observe::StatsRefresh,
+        (Get | Head, ["api", "v1", "resources", "overview"]) => Observe::Overview,
+        (Get | Head, ["api", "v1", "status"]) => Observe::Status,
+        (Get | Head, ["api", "v1", "status", "analytics"]) => Observe::Hours,
+        (Get | Head, ["api", "v1", "analytics", name]) => match *name {
+            "system-metrics" => Observe::SystemMetrics,
+            "worker-metrics" => Observe::WorkerMetrics,
+            "queue-lag" => Observe::QueueLag,
+            "queue-ops" => Observe::QueueOps,
+            "queue-parked-replicas" => Observe::ParkedReplicas,
+            "retention" => Observe::Retention,
+            "workload" => Observe::Workload,
+            "dlq-signatures" => Observe::Signatures,
+            "partition-liveness" => Observe::Liveness,
+            _ => return None,
+        },
+        (Get | Head, ["api", "v1", "raft", "status"]) => Observe::ClusterStatus,
+        (Get | Head, ["api", "v1", "raft", "members"]) => Observe::ClusterMembers,
+        (Get | Head, ["api", "v1", "raft", "liveness"]) => Observe::ClusterLiveness,
+        (Get | Head, ["auth", "me"]) => Observe::Me,
+        (Get | Head, ["auth", "login"]) => Observe::Login,
+        (Post, ["auth", "logout"]) => Observe::Logout,
+        _ => return None,
+    })
 }
 
 fn unbuilt<'a>(method: Method, path: &[Cow<'_, str>]) -> Route<'a> {
@@ -135,20 +198,8 @@ pub(super) const UNBUILT: &[(Method, &str, &str)] = &[
     (Method::Post, "/api/v1/consumer-groups/:/queues/:/seek", "seek"),
     (Method::Post, "/api/v1/consumer-groups/:/queues/:/partitions/:/seek", "seek"),
     (Method::Post, "/api/v1/consumer-groups/:/subscription", "subscription"),
-    (Method::Get, "/status", "status"),
-    (Method::Get, "/api/v1/status", "status"),
     (Method::Get, "/api/v1/status/queues", "queue status"),
     (Method::Get, "/api/v1/status/queues/:", "queue status"),
-    (Method::Get, "/api/v1/status/analytics", "analytics"),
-    (Method::Get, "/api/v1/analytics/system-metrics", "analytics"),
-    (Method::Get, "/api/v1/analytics/worker-metrics", "analytics"),
-    (Method::Get, "/api/v1/analytics/queue-lag", "analytics"),
-    (Method::Get, "/api/v1/analytics/queue-ops", "analytics"),
-    (Method::Get, "/api/v1/analytics/queue-parked-replicas", "analytics"),
-    (Method::Get, "/api/v1/analytics/retention", "analytics"),
-    (Method::Get, "/api/v1/analytics/workload", "analytics"),
-    (Method::Get, "/api/v1/analytics/dlq-signatures", "analytics"),
-    (Method::Get, "/api/v1/analytics/partition-liveness", "analytics"),
     (Method::Get, "/api/v1/system/kv-timers", "system switches"),
     (Method::Post, "/api/v1/system/kv-timers", "system switches"),
     (Method::Get, "/api/v1/system/ephemeral", "system switches"),
@@ -190,12 +241,15 @@ mod tests {
         assert_eq!(name(Method::Head, "/api/v1/resources/queues/q"), "Queue(\"q\")");
         assert_eq!(name(Method::Delete, "/api/v1/resources/queues/q"), "DeleteQueue(\"q\")");
         assert_eq!(name(Method::Get, "/"), "Front");
-        assert_eq!(name(Method::Head, "/health"), "Health");
+        assert_eq!(name(Method::Head, "/health"), "Observe(Health)");
+        assert_eq!(name(Method::Head, "/api/v1/status"), "Observe(Status)");
+        assert_eq!(name(Method::Get, "/api/v1/analytics/retention"), "Observe(Retention)");
+        assert_eq!(name(Method::Post, "/auth/logout"), "Observe(Logout)");
         assert_eq!(name(Method::Post, "/api/v1/transaction"), "Transact");
         assert_eq!(name(Method::Get, "/api/v1/kv/ns/a/b/c"), "Unbuilt(\"kv\")");
         let deep = format!("/api/v1/kv/ns{}", "/a".repeat(40));
         assert_eq!(name(Method::Get, &deep), "Unbuilt(\"kv\")");
-        assert_eq!(name(Method::Head, "/api/v1/status"), "Unbuilt(\"status\")");
+        assert_eq!(name(Method::Head, "/api/v1/messages"), "Unbuilt(\"messages\")");
     }
 
     #[test]
@@ -210,6 +264,8 @@ mod tests {
             (Method::Post, "/api/v1/messages/1/t/dlq"),
             (Method::Delete, "/api/v1/queues/q/clear"),
             (Method::Get, "/api/v1/status/buffers"),
+            (Method::Get, "/api/v1/analytics/postgres-stats"),
+            (Method::Post, "/api/v1/analytics/retention"),
             (Method::Options, "/api/v1/push"),
             (Method::Other, "/"),
             (Method::Get, "/a/b/c/d/e/f/g/h/i/j/k/l"),

@@ -22,11 +22,15 @@ use super::jwks::{self, Refresher};
 use super::listen::Acceptor;
 use super::mesh::{Mesh, Message};
 use super::node::{self, Part};
+use super::observe::About;
+use super::process;
+use super::sampler::Sampler;
 use super::settings::Settings;
 use super::shard::Surroundings;
 use super::sys::{self, StopSignals};
 use super::unpark::{self, Slot};
 use crate::base::ids::ShardId;
+use crate::base::uuid;
 use crate::broker::shard::ShardConfig;
 use crate::http::Limits;
 
@@ -76,6 +80,7 @@ pub fn run(
     watch_signals(signals, control.clone());
     let mut broker = Broker::start(settings, &plan, &directory, control)?;
     broker.recover()?;
+    broker.sampler.look();
     let address = host::open_port(&socket, settings.listen)?;
     let acceptor = broker.accept(socket, plan.connections_each())?;
     announce(address);
@@ -115,6 +120,7 @@ fn watch_signals(signals: StopSignals, control: Arc<Control>) {
 struct Broker {
     mesh: Mesh,
     control: Arc<Control>,
+    sampler: Sampler,
     executors: Vec<JoinHandle<Result<(), String>>>,
 }
 
@@ -128,11 +134,11 @@ impl Broker {
     ) -> Result<Self, Failure> {
         let count = plan.cpus.len();
         let mesh = Mesh::new(count);
-        let around = Surroundings {
-            clock: Arc::new(Clock::start()),
-            mesh: mesh.clone(),
-            control: control.clone(),
-        };
+        let clock = Arc::new(Clock::start());
+        let around =
+            Surroundings { clock: clock.clone(), mesh: mesh.clone(), control: control.clone() };
+        let sampler = Sampler::new(control.clone(), clock, settings.data_dir.clone());
+        let about = Arc::new(about(settings, directory));
         let (auth, refresher) = auth_of(settings)?;
         if let Some(refresher) = refresher {
             let mesh = mesh.clone();
@@ -151,13 +157,15 @@ impl Broker {
                 limits: Limits { body_bytes: settings.max_body_bytes, ..Limits::default() },
                 keys: settings.keys.clone(),
                 auth: auth.clone(),
+                about: about.clone(),
+                shards_total: directory.shards,
             };
             let ring = executor::Settings::new(*cpu, plan.ring_depth, plan.io_memory);
             let name = format!("executor-{index}");
             let executor = executor::spawn(name, ring, Some(slot), move || node::run(part));
             executors.push(executor.map_err(no_thread)?);
         }
-        Ok(Self { mesh, control, executors })
+        Ok(Self { mesh, control, sampler, executors })
     }
 
     /// Resolves once every shard is ready for clients.
@@ -209,8 +217,9 @@ impl Broker {
     }
 
     /// Sleeps while the broker serves. Returns a fault, or nothing after a signal.
-    fn until_end(&self) -> Option<String> {
+    fn until_end(&mut self) -> Option<String> {
         loop {
+            self.sampler.look();
             let seen = self
                 .control
                 .wait(Some(LOOK), |progress| progress.fault.is_some() || progress.signal.is_some());
@@ -262,6 +271,16 @@ impl Broker {
         }
         tracing::info!("stopped");
         Ok(())
+    }
+}
+
+fn about(settings: &Settings, directory: &Directory) -> About {
+    About {
+        hostname: settings.server_id.clone().unwrap_or_else(process::hostname),
+        listen: settings.listen,
+        cluster: String::from_utf8_lossy(&uuid::to_text(&directory.identity)).into_owned(),
+        metrics_queues: settings.metrics_queues,
+        queen_metrics: settings.queen_metrics,
     }
 }
 

@@ -23,6 +23,12 @@ pub struct Settings {
     /// Batches that the broker frames are stored compressed from this many bytes on; `None`:
     /// never.
     pub compress_bytes: Option<usize>,
+    /// Queues with samples of their own in the text form of the metrics.
+    pub metrics_queues: usize,
+    /// Show the metrics under the published brokers' names too.
+    pub queen_metrics: bool,
+    /// Name of this broker; `None`: the host's.
+    pub server_id: Option<String>,
     /// For the payloads of queues that encrypt. Shows itself by check value only.
     pub keys: Keys,
     /// `None`: everybody may do everything.

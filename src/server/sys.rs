@@ -50,6 +50,18 @@ pub fn kernel_release() -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
+/// Bytes of the file system that holds `path`: in use, and all that an ordinary user may have.
+pub fn disk_usage(path: &std::path::Path) -> io::Result<(u64, u64)> {
+    use std::os::unix::ffi::OsStrExt;
+    let path = std::ffi::CString::new(path.as_os_str().as_bytes()).map_err(io::Error::other)?;
+    // SAFETY: statvfs is plain integers, for which zeros are a value.
+    let mut found: libc::statvfs = unsafe { mem::zeroed() };
+    // SAFETY: `path` ends with a zero, both live through the call, which only writes to `found`.
+    check(unsafe { libc::statvfs(path.as_ptr(), &mut found) })?;
+    let used = (found.f_blocks - found.f_bfree) * found.f_frsize;
+    Ok((used, used + found.f_bavail * found.f_frsize))
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Limit {
     LockedMemory,

@@ -17,11 +17,11 @@
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::sys::{self, ThreadHandle};
 
@@ -38,10 +38,13 @@ const SLOW_EACH: u32 = 100;
 const IDLE_AFTER: u32 = 100;
 const IDLE_EACH: u32 = 3;
 
+/// What is done at a wake-up, and is told how long it waited where that is known.
+type OnWake = dyn Fn(Option<u64>);
+
 thread_local! {
     /// The watchdog's slot of this thread's executor.
     static HERE: RefCell<Option<Arc<Slot>>> = const { RefCell::new(None) };
-    static ON_WAKE: RefCell<Option<Box<dyn Fn()>>> = const { RefCell::new(None) };
+    static ON_WAKE: RefCell<Option<Box<OnWake>>> = const { RefCell::new(None) };
 }
 
 /// Tells the watchdog that this executor has work.
@@ -53,9 +56,16 @@ pub fn note_activity() {
     });
 }
 
-/// Has `action` run on this executor at each of the watchdog's wake-ups.
-pub fn on_wake(action: impl Fn() + 'static) {
+/// Has `action` run on this executor at each of the watchdog's wake-ups. It is told how long the
+/// wake-up has waited for its turn, in microseconds: that long any other task waits too.
+pub fn on_wake(action: impl Fn(Option<u64>) + 'static) {
     ON_WAKE.set(Some(Box::new(action)));
+}
+
+/// Never 0, which stands for never.
+fn since_start_us() -> u64 {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    u64::try_from(START.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
 }
 
 /// What the watchdog knows of one executor.
@@ -65,6 +75,8 @@ pub struct Slot {
     unanswered: AtomicU32,
     /// Periods since the last activity.
     idle_periods: AtomicU32,
+    /// When the oldest unanswered wake-up was sent; 0 when there is none.
+    woken_us: AtomicU64,
     finished: AtomicBool,
 }
 
@@ -106,7 +118,9 @@ impl Slot {
         let mut first = true;
         glommio::spawn_local(poll_fn(move |cx| {
             slot.unanswered.store(0, Ordering::Relaxed);
-            ON_WAKE.with_borrow(|action| action.iter().for_each(|action| action()));
+            let woken_us = slot.woken_us.swap(0, Ordering::Relaxed);
+            let delay_us = (woken_us > 0).then(|| since_start_us().saturating_sub(woken_us));
+            ON_WAKE.with_borrow(|action| action.iter().for_each(|action| action(delay_us)));
             if std::mem::take(&mut first) {
                 slot.set(Target::Running(cx.waker().clone()));
             }
@@ -134,6 +148,9 @@ impl Slot {
                     return;
                 }
                 let unanswered = self.unanswered.fetch_add(1, Ordering::Relaxed);
+                if unanswered == 0 {
+                    self.woken_us.store(since_start_us(), Ordering::Relaxed);
+                }
                 if unanswered < UNANSWERED_FAST || unanswered.is_multiple_of(SLOW_EACH) {
                     waker.wake_by_ref();
                 }
