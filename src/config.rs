@@ -79,6 +79,10 @@ pub struct Config {
     #[arg(long, env = "LANEMQ_SERVER_ID")]
     pub server_id: Option<String>,
 
+    /// How long trace events are kept, in seconds.
+    #[arg(long, env = "LANEMQ_TRACE_RETENTION_SECONDS", default_value_t = limits::TRACE_RETENTION_SECONDS_DEFAULT)]
+    pub trace_retention_seconds: u64,
+
     /// Least severe log lines to write: error, warn, info, debug, trace, or a filter such as
     /// `info,lanemq=debug`.
     #[arg(long, env = "LANEMQ_LOG_LEVEL", default_value = "info")]
@@ -119,6 +123,7 @@ impl Config {
             max_connections: self.max_connections,
             max_body_bytes: in_memory(self.max_body_bytes),
             compress_bytes: self.compress_json.map(in_memory),
+            trace_retention_seconds: self.trace_retention_seconds,
             keys: keys(self.encryption_key_file.as_deref(), |name| std::env::var(name).ok())
                 .map_err(bad_key)?,
             auth: self.auth.settings(|name| std::env::var(name).ok()).map_err(bad_auth)?,
@@ -177,6 +182,11 @@ fn with_aliases(mut args: Vec<OsString>, env: impl Fn(&str) -> Option<String>) -
         ("--data-dir", "LANEMQ_DATA_DIR", "QUEEN_RAFT_DIR"),
         ("--log-level", "LANEMQ_LOG_LEVEL", "LOG_LEVEL"),
         ("--server-id", "LANEMQ_SERVER_ID", "QUEEN_SERVER_ID"),
+        (
+            "--trace-retention-seconds",
+            "LANEMQ_TRACE_RETENTION_SECONDS",
+            "QUEEN_RAFT_TRACE_RETENTION_S",
+        ),
     ]
     .into_iter()
     .chain(auth::ALIASES)

@@ -30,7 +30,9 @@ fn push(core: &mut Harness, places: &[(String, String)]) {
             payload: b"1",
         })
         .collect();
-    let Reply::Push(results) = core.run(Command::Push { items: &items, producer: None }) else { panic!("a push") };
+    let Reply::Push(results) = core.run(Command::Push { items: &items, producer: None }) else {
+        panic!("a push")
+    };
     assert_eq!(results.len(), places.len());
 }
 

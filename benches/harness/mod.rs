@@ -37,6 +37,7 @@ impl Harness {
             tail_bytes,
             compress_bytes: None,
             keys: Keys::default(),
+            trace_retention_seconds: 604_800,
             entropy: 1,
         };
         let now = Now { mono_us: 1, wall_us: 1_700_000_000_000_000 };

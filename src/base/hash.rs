@@ -27,6 +27,15 @@ pub fn queue_hash(queue: &str) -> u64 {
     stable_hash(&[queue.as_bytes()])
 }
 
+/// A name for a text that has no other short one, the same on every broker.
+pub fn text_hash(text: &[u8]) -> [u8; 16] {
+    let half = |which: &[u8]| stable_hash(&[which, text]).to_be_bytes();
+    let mut hash = [0; 16];
+    hash[..8].copy_from_slice(&half(b"high"));
+    hash[8..].copy_from_slice(&half(b"low"));
+    hash
+}
+
 /// Key of transaction id fingerprints; one a data directory, random, never shown to clients,
 /// so that nobody can craft two ids that collide.
 #[derive(Clone, Copy, Debug)]

@@ -114,6 +114,45 @@ pub const WALK_DEAD_LETTERS_MAX: usize = 10_000;
 /// Characters of a dead letter's error that tell causes apart.
 pub const SIGNATURE_CHARS_MAX: usize = 120;
 
+/// Listings and purges under way on one shard; over it 429.
+pub const INSPECTIONS_MAX: usize = 64;
+/// Stored bytes that one page of messages, dead letters or traces reads, at least one row; a page
+/// over it ends early and says so.
+pub const INSPECT_PAGE_BYTES_MAX: usize = 8 << 20;
+/// Bytes of one listing that shows no payloads; rows beyond are left out, which is said.
+pub const LISTING_BYTES_MAX: usize = 1 << 20;
+/// How far into a listing a page may begin: every shard offers this many rows.
+pub const LISTING_OFFSET_MAX: usize = 10_000;
+/// The same for listings whose rows carry names: with its limit it keeps one shard's part below
+/// a mebibyte.
+pub const NAMED_OFFSET_MAX: usize = 2_500;
+/// Batches looked through for one message whose transaction id is in no index any more.
+pub const FIND_BATCHES_MAX: usize = 10_000;
+/// Groups of one shard that a listing shows.
+pub const GROUP_ROWS_MAX: usize = 5_000;
+pub const MESSAGES_LIMIT_DEFAULT: usize = 200;
+pub const MESSAGES_LIMIT_MAX: usize = 1_000;
+pub const PARTITIONS_LIMIT_DEFAULT: usize = 610;
+pub const PARTITIONS_LIMIT_MAX: usize = 5_000;
+pub const CURSORS_LIMIT_DEFAULT: usize = 1_000;
+pub const LAG_SECONDS_DEFAULT: u64 = 3_600;
+/// Ready partitions counted to tell one's place among them.
+pub const READY_PLACE_MAX: usize = 10_000;
+
+/// A trace's names, and the bytes of its name, event type, worker and group.
+pub const TRACE_NAMES_MAX: usize = 16;
+pub const TRACE_TEXT_BYTES_MAX: usize = 255;
+/// A trace's data.
+pub const TRACE_DATA_BYTES_MAX: usize = 64 << 10;
+/// Traces of one shard that are kept, some 150 bytes of memory each with one name; the oldest
+/// go first.
+pub const TRACES_MAX: usize = 100_000;
+/// Different names of one shard's traces; the one last seen longest ago goes first.
+pub const TRACE_NAMES_KEPT_MAX: usize = 10_000;
+pub const TRACE_RETENTION_SECONDS_DEFAULT: u64 = 604_800;
+pub const TRACES_LIMIT_DEFAULT: usize = 200;
+pub const TRACE_NAMES_LIMIT_DEFAULT: usize = 100;
+pub const TRACES_LIMIT_MAX: usize = 1_000;
 /// Shards of one directory: 13 bits of a partition id.
 pub const SHARDS_MAX: u16 = 8_191;
 

@@ -12,7 +12,7 @@ use smallvec::SmallVec;
 
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End, Lease};
-use super::partition::{BatchRef, Slot};
+use super::partition::{BatchRef, Partition, Slot};
 use super::records::{self, DeadLetterRecord, ReleasedRecord};
 use super::settle::{Batch, Place, Settled, settle};
 use super::shard::{ReadUse, Shard};
@@ -557,6 +557,7 @@ impl<B: IoBuf> Shard<B> {
                 retry_count: cursor.retry_count,
                 batch_at: batch.at,
                 batch_bytes: batch.bytes,
+                transaction: items[*item].fingerprint,
                 error: cut(error).to_owned(),
             });
         }
@@ -735,14 +736,25 @@ impl<B: IoBuf> Shard<B> {
         if !found.is_empty() {
             return;
         }
-        let Some(minted_us) = uuid::parse(id).map(minted_at_us) else { return };
-        // The id was minted before its batch was stamped, on the same clock.
-        let from = partition.batches.partition_point(|b| b.created_at_us < minted_us);
-        let near = partition.batches[from..]
-            .iter()
-            .take_while(|b| b.created_at_us <= minted_us.saturating_add(MINTED_SEARCH_US));
-        needed.extend(near.take(MINTED_SEARCH_MAX));
+        needed.extend(minted_near(partition, id));
     }
+}
+
+/// The batches that may hold a message whose id the broker minted.
+pub(super) fn minted_near<'p>(
+    partition: &'p Partition,
+    id: &str,
+) -> impl Iterator<Item = &'p BatchRef> {
+    // The id was minted before its batch was stamped, on the same clock.
+    let minted_us = uuid::parse(id).map(minted_at_us);
+    let from = minted_us.map_or(partition.batches.len(), |us| {
+        partition.batches.partition_point(|b| b.created_at_us < us)
+    });
+    let until = minted_us.unwrap_or(i64::MIN).saturating_add(MINTED_SEARCH_US);
+    partition.batches[from..]
+        .iter()
+        .take_while(move |b| b.created_at_us <= until)
+        .take(MINTED_SEARCH_MAX)
 }
 
 /// The milliseconds a version 7 UUID begins with, as microseconds.

@@ -359,6 +359,8 @@ impl<B: IoBuf> Shard<B> {
                     "queue {}, partition {}: offsets {} to {} cannot be read: {error}",
                     waiting.queue, claiming.partition, claiming.start.0, claiming.end.0
                 );
+                let (id, first, last) = (claiming.id, claiming.start, claiming.end);
+                self.inspection.note_damage(id, first, last, error.to_string());
                 waiting.failure = Some(Refusal::new(ErrorCode::Internal, text));
             }
         }
@@ -375,6 +377,9 @@ impl<B: IoBuf> Shard<B> {
         let auto_ack = job.spec.auto_ack;
         let mut kept = Vec::with_capacity(job.claims.len());
         for mut claiming in std::mem::take(&mut job.claims) {
+            if !claiming.unreadable && !self.inspection.damages.is_empty() {
+                self.inspection.damages.remove(&claiming.id);
+            }
             if claiming.unreadable {
                 self.release_claim(now, claiming.key, job.spec.lease_id, claiming.start, fx);
             } else if auto_ack {

@@ -52,6 +52,12 @@ impl Lines {
         self.lines.values().map(|line| line.waiters.len()).sum()
     }
 
+    /// Pops of one group that wait for any partition of a queue of this shard's.
+    pub(super) fn waiting(&self, queue: &str, group: &str) -> u64 {
+        let line = self.lines.get(&(queue.to_owned(), group.to_owned()));
+        line.map_or(0, |line| line.waiters.len() as u64)
+    }
+
     fn of_queue(&self, queue: &str) -> Vec<(String, String)> {
         let from = self.lines.range((queue.to_owned(), String::new())..);
         from.take_while(|((q, _), _)| q == queue).map(|(name, _)| name.clone()).collect()

@@ -22,6 +22,12 @@ impl Pinned {
         self.count
     }
 
+    /// Pops of one group that wait for one partition.
+    pub(super) fn waiting(&self, queue: &str, partition: &str, group: &str) -> u64 {
+        let waiters = self.waiters.get(&(queue.to_owned(), partition.to_owned()));
+        waiters.into_iter().flatten().filter(|waiter| waiter.group == group).count() as u64
+    }
+
     pub(super) fn is_empty(&self) -> bool {
         self.count == 0
     }

@@ -140,6 +140,11 @@ impl Catalog {
         Some(queue)
     }
 
+    /// Slots given out so far; those of deleted queues find nothing.
+    pub fn slots(&self) -> u32 {
+        self.queues.len() as u32
+    }
+
     /// Queues in order of creation on this shard.
     pub fn iter(&self) -> impl Iterator<Item = (u32, &Queue)> {
         self.queues.iter().enumerate().filter_map(|(i, q)| Some((i as u32, q.as_ref()?)))

@@ -4,21 +4,17 @@
 use std::collections::BTreeMap;
 
 use super::effect::Effects;
-use super::queue::Queue;
 use super::shard::{ReadUse, Shard};
 use super::task::Task;
 use crate::base::buf::{Gather, IoBuf};
-use crate::base::compress::Inflater;
 use crate::base::ids::{ShardId, Token};
 use crate::base::time::Now;
 use crate::log::ReadError;
-use crate::model::command::{DeadLetterQuery, ReadRequest};
-use crate::model::error::{ErrorCode, Refusal};
-use crate::model::frame;
-use crate::model::peer::{PeerDeadLetter, PeerMsg, QueuePart, ReadPart, TaskId};
-use crate::model::reply::{
-    Counts, DeadLetter, PartitionRow, QueueDetail, QueueRow, Reply, ShardStats,
-};
+use crate::model::command::ReadRequest;
+use crate::model::error::Refusal;
+use crate::model::inspect::InspectRequest;
+use crate::model::peer::{PeerMsg, QueuePart, ReadPart, TaskId};
+use crate::model::reply::{QueueRow, Reply, ShardStats};
 
 /// A read at the shard of its client.
 #[derive(Debug)]
@@ -30,19 +26,17 @@ pub(super) struct ReadTask {
     refusal: Option<Refusal>,
 }
 
-/// Dead letters on their way from the log.
-#[derive(Debug)]
-pub(super) struct ReadJob {
-    from: ShardId,
-    task: TaskId,
-    rows: Vec<PeerDeadLetter>,
-    total: u64,
-    missing: usize,
-    failure: Option<Refusal>,
-}
-
 impl<B: IoBuf> Shard<B> {
     pub(super) fn read(&mut self, request: ReadRequest, token: Token, fx: &mut Effects<B>) {
+        match request {
+            ReadRequest::DeadLetters(query) => {
+                return self.inspect(InspectRequest::DeadLetters(query), token, fx);
+            }
+            ReadRequest::Queue { queue } => {
+                return self.inspect(InspectRequest::Queue { queue }, token, fx);
+            }
+            ReadRequest::Queues | ReadRequest::Shards | ReadRequest::Walk(_) => {}
+        }
         let left = usize::from(self.config.shards);
         let read =
             ReadTask { token, request: request.clone(), left, parts: Vec::new(), refusal: None };
@@ -62,92 +56,22 @@ impl<B: IoBuf> Shard<B> {
     ) {
         let part = match request {
             ReadRequest::Queues => {
-                let queues = self.state.catalog.iter().map(|(_, queue)| self.queue_part(queue));
+                let queues =
+                    self.state.catalog.iter().map(|(_, queue)| self.state.queue_part(queue));
                 ReadPart::Queues(queues.collect())
             }
-            ReadRequest::Queue { queue } => self.queue_detail_part(queue),
             ReadRequest::Shards => {
                 // Counters of the process promise nothing, and /health must answer while the
                 // disk does not.
                 let part = ReadPart::Shard(Box::new(self.shard_stats()));
                 return self.send(from, PeerMsg::ReadDone { task, result: Ok(part) }, fx);
             }
-            ReadRequest::DeadLetters(query) => {
-                return self.read_dead_letters(from, task, query, fx);
+            ReadRequest::Queue { .. } | ReadRequest::DeadLetters(_) => {
+                unreachable!("worked off in steps")
             }
             ReadRequest::Walk(walk) => return self.walk(now, from, task, walk, fx),
         };
         self.send_durable(from, PeerMsg::ReadDone { task, result: Ok(part) });
-    }
-
-    fn queue_part(&self, queue: &Queue) -> QueuePart {
-        QueuePart {
-            name: queue.image.name.clone(),
-            partitions: queue.partitions.len() as u64,
-            segments: self.state.segments.len() as u64,
-            counts: Counts {
-                total: queue.messages,
-                unconsumed: queue.unconsumed(),
-                processing: queue.leased(),
-                dead_lettered: queue.dead_letters,
-                retained_bytes: queue.bytes,
-            },
-        }
-    }
-
-    fn queue_detail_part(&self, name: &str) -> ReadPart {
-        let Some(queue) = self.state.catalog.by_name(name) else {
-            return ReadPart::Queue { part: None, partitions: Vec::new(), truncated: false };
-        };
-        // The first rows by name, in one pass and bounded memory.
-        let mut rows: BTreeMap<&str, u32> = BTreeMap::new();
-        for slot in &queue.partitions {
-            let Some(partition) = self.state.parts.get(*slot) else { continue };
-            rows.insert(&partition.name, *slot);
-            if rows.len() > QueueDetail::PARTITIONS_MAX {
-                rows.pop_last();
-            }
-        }
-        let truncated = queue.partitions.len() > rows.len();
-        let partitions =
-            rows.values().filter_map(|slot| self.partition_row(queue, *slot)).collect();
-        ReadPart::Queue { part: Some(self.queue_part(queue)), partitions, truncated }
-    }
-
-    fn partition_row(&self, queue: &Queue, slot: u32) -> Option<PartitionRow> {
-        let partition = self.state.parts.get(slot)?;
-        let retained = partition.retained();
-        let owed = |next: Option<crate::base::ids::Offset>| match next {
-            Some(next) => partition.next_offset.0 - next.max(partition.log_start).0,
-            None => retained,
-        };
-        let named = queue.groups.iter().skip(1).flatten().filter(|g| g.start.is_some());
-        let position = |g: &super::group::Group| g.cursors.get(&slot).map(|c| c.next);
-        let unconsumed = named
-            .map(|g| owed(position(g)))
-            .max()
-            .unwrap_or_else(|| queue.group(0).map_or(retained, |g| owed(position(g))));
-        let cursors = || queue.groups.iter().flatten().filter_map(|g| g.cursors.get(&slot));
-        Some(PartitionRow {
-            id: self.state.id_of(slot),
-            name: partition.name.to_string(),
-            created_at_us: partition.created_at_us,
-            counts: Counts {
-                total: retained,
-                unconsumed,
-                processing: cursors().map(super::group::Cursor::leased_count).max().unwrap_or(0),
-                dead_lettered: self
-                    .state
-                    .dead_letters
-                    .newest_first()
-                    .filter(|row| row.slot == slot)
-                    .count() as u64,
-                retained_bytes: partition.retained_bytes(),
-            },
-            consumed: cursors().map(|c| c.next.0).max().unwrap_or(0),
-            oldest_us: partition.batches.first().map(|b| b.created_at_us),
-            newest_us: partition.batches.last().map(|b| b.created_at_us),
-        })
     }
 
     fn shard_stats(&self) -> ShardStats {
@@ -188,101 +112,6 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    // ---- dead letters
-
-    /// The newest rows that match, as many as the page could need, with their messages.
-    fn read_dead_letters(
-        &mut self,
-        from: ShardId,
-        task: TaskId,
-        query: &DeadLetterQuery,
-        fx: &mut Effects<B>,
-    ) {
-        let want = query.offset.saturating_add(query.limit);
-        let mut total = 0;
-        let (mut rows, mut reads) = (Vec::new(), Vec::new());
-        for row in self.state.dead_letters.newest_first() {
-            let Some(partition) = self.state.parts.get(row.slot) else { continue };
-            let Some(queue) = self.state.catalog.get(row.queue) else { continue };
-            let record = &row.record;
-            let wanted = query.queue.as_ref().is_none_or(|q| *q == queue.image.name)
-                && query.partition.as_ref().is_none_or(|p| **p == *partition.name)
-                && query.group.as_ref().is_none_or(|g| *g == row.group)
-                && query.from_us.is_none_or(|us| record.failed_at_us >= us)
-                && query.to_us.is_none_or(|us| record.failed_at_us < us);
-            if !wanted {
-                continue;
-            }
-            total += 1;
-            if rows.len() >= want {
-                continue;
-            }
-            rows.push(PeerDeadLetter {
-                id: record.id,
-                queue: queue.image.name.clone(),
-                partition: partition.name.to_string(),
-                partition_id: self.state.id_of(row.slot),
-                group: row.group.clone(),
-                offset: record.offset,
-                created_at_us: record.created_at_us,
-                failed_at_us: record.failed_at_us,
-                error: record.error.clone(),
-                retry_count: record.retry_count,
-                frame: Vec::new(),
-            });
-            reads.push((record.batch_at, record.batch_bytes));
-        }
-        let missing = rows.len();
-        let job = ReadJob { from, task, rows, total, missing, failure: None };
-        let id = self.new_id();
-        self.read_jobs.insert(id, job);
-        for (row, (at, bytes)) in reads.into_iter().enumerate() {
-            let read = self.new_id();
-            self.reads.insert(read, ReadUse::DeadLetter { job: id, row });
-            if let Some(body) = self.log.read(at, bytes, read, &mut self.io) {
-                self.reads.remove(&read);
-                self.dead_letter_read(id, row, Ok(&body), fx);
-            }
-        }
-        if missing == 0 {
-            self.dead_letters_done(id, fx);
-        }
-    }
-
-    fn dead_letter_read(
-        &mut self,
-        job: u64,
-        row: usize,
-        body: Result<&Gather<B>, &ReadError>,
-        fx: &mut Effects<B>,
-    ) {
-        let Some(waiting) = self.read_jobs.get_mut(&job) else { return };
-        waiting.missing -= 1;
-        match body {
-            Ok(body) => {
-                let body = body.contiguous();
-                let base = frame::BatchHead::decode(&body).map_or(0, |h| h.base_offset.0);
-                let target = &mut waiting.rows[row];
-                let index = target.offset.0.saturating_sub(base) as usize;
-                target.frame = nth_frame(&body, index).unwrap_or_default();
-            }
-            Err(error) => {
-                let text = format!("a dead letter's message cannot be read: {error}");
-                waiting.failure = Some(Refusal::new(ErrorCode::Internal, text));
-            }
-        }
-        if waiting.missing == 0 {
-            self.dead_letters_done(job, fx);
-        }
-    }
-
-    fn dead_letters_done(&mut self, job: u64, _fx: &mut Effects<B>) {
-        let Some(job) = self.read_jobs.remove(&job) else { return };
-        let part = ReadPart::DeadLetters { rows: job.rows, total: job.total };
-        let result = job.failure.map_or(Ok(part), Err);
-        self.send_durable(job.from, PeerMsg::ReadDone { task: job.task, result });
-    }
-
     // ---- joining
 
     pub(super) fn read_part(
@@ -304,12 +133,8 @@ impl<B: IoBuf> Shard<B> {
         let reply = match (read.refusal, &read.request) {
             (Some(refusal), _) => Reply::Refused(refusal),
             (None, ReadRequest::Queues) => Reply::Queues(self.join_queues(read.parts)),
-            (None, ReadRequest::Queue { queue }) => {
-                Reply::Queue(self.join_queue(queue, read.parts).map(Box::new))
-            }
-            (None, ReadRequest::DeadLetters(query)) => join_dead_letters(query, read.parts),
             (None, ReadRequest::Walk(_)) => super::walk::join(read.parts),
-            (None, ReadRequest::Shards) => {
+            (None, _) => {
                 let mut stats: Vec<ShardStats> = read
                     .parts
                     .into_iter()
@@ -330,7 +155,7 @@ impl<B: IoBuf> Shard<B> {
             let ReadPart::Queues(queues) = part else { continue };
             for part in queues {
                 match sums.get_mut(&part.name) {
-                    Some(sum) => add_part(sum, &part),
+                    Some(sum) => sum.add(&part),
                     None => {
                         sums.insert(part.name.clone(), part);
                     }
@@ -343,7 +168,7 @@ impl<B: IoBuf> Shard<B> {
         rows
     }
 
-    fn queue_row(&self, part: &QueuePart) -> Option<QueueRow> {
+    pub(super) fn queue_row(&self, part: &QueuePart) -> Option<QueueRow> {
         let image = &self.state.catalog.by_name(&part.name)?.image;
         Some(QueueRow {
             id: image.id,
@@ -354,26 +179,6 @@ impl<B: IoBuf> Shard<B> {
             segments: part.segments,
             counts: part.counts,
         })
-    }
-
-    fn join_queue(&self, name: &str, parts: Vec<ReadPart>) -> Option<QueueDetail> {
-        let mut sum: Option<QueuePart> = None;
-        let (mut rows, mut cut) = (Vec::new(), false);
-        for part in parts {
-            let ReadPart::Queue { part, partitions, truncated } = part else { continue };
-            rows.extend(partitions);
-            cut |= truncated;
-            match (&mut sum, part) {
-                (Some(sum), Some(part)) => add_part(sum, &part),
-                (None, part) => sum = part,
-                (Some(_), None) => {}
-            }
-        }
-        rows.sort_by(|a, b| a.name.cmp(&b.name));
-        cut |= rows.len() > QueueDetail::PARTITIONS_MAX;
-        rows.truncate(QueueDetail::PARTITIONS_MAX);
-        debug_assert!(sum.as_ref().is_none_or(|s| s.name == name));
-        Some(QueueDetail { row: self.queue_row(&sum?)?, partitions: rows, truncated: cut })
     }
 
     // ---- finished reads of the log
@@ -396,57 +201,8 @@ impl<B: IoBuf> Shard<B> {
             Some(ReadUse::Share { transaction, key }) => {
                 self.share_read(now, transaction, key, result.ok(), fx);
             }
-            Some(ReadUse::DeadLetter { job, row }) => {
-                self.dead_letter_read(job, row, result.as_ref(), fx);
-            }
+            Some(ReadUse::Inspect) => self.inspect_read(now, key, result),
             None => unreachable!("every read of the log is asked for by somebody"),
         }
     }
-}
-
-fn add_part(sum: &mut QueuePart, part: &QueuePart) {
-    sum.partitions += part.partitions;
-    sum.segments += part.segments;
-    sum.counts.add(&part.counts);
-}
-
-/// The bytes of one frame of a batch.
-fn nth_frame(body: &[u8], index: usize) -> Option<Vec<u8>> {
-    let mut frames = Vec::new();
-    super::append::open_batch(body, &mut Inflater::default(), &mut frames);
-    let mut bytes = frames.as_slice();
-    for _ in 0..index {
-        bytes = frame::split_frame(bytes)?.1;
-    }
-    let (_, rest) = frame::split_frame(bytes)?;
-    Some(bytes[..bytes.len() - rest.len()].to_vec())
-}
-
-fn join_dead_letters<B>(query: &DeadLetterQuery, parts: Vec<ReadPart>) -> Reply<B> {
-    let (mut all, mut sum) = (Vec::new(), 0);
-    for part in parts {
-        let ReadPart::DeadLetters { rows, total } = part else { continue };
-        all.extend(rows);
-        sum += total;
-    }
-    all.sort_by_key(|row| std::cmp::Reverse((row.failed_at_us, row.id)));
-    let rows = all
-        .into_iter()
-        .skip(query.offset)
-        .take(query.limit)
-        .map(|row| DeadLetter {
-            id: row.id,
-            queue: row.queue,
-            partition: row.partition,
-            partition_id: row.partition_id,
-            group: row.group,
-            offset: row.offset,
-            created_at_us: row.created_at_us,
-            failed_at_us: row.failed_at_us,
-            error: row.error,
-            retry_count: row.retry_count,
-            frame: Gather::Owned(row.frame),
-        })
-        .collect();
-    Reply::DeadLetters { rows, total: sum }
 }

@@ -13,7 +13,8 @@ pub const PARTITION: u8 = 20;
 pub const BATCH: u8 = 21;
 pub const CURSOR: u8 = 22;
 pub const LOG_START: u8 = 23;
-pub const DEAD_LETTER_DELETED: u8 = 24;
+pub const DEAD_LETTERS_DELETED: u8 = 24;
+pub const TRACE: u8 = 25;
 /// A transaction whole on this shard.
 pub const TRANSACTION: u8 = 26;
 /// This shard's share of a transaction across shards, to be applied or not.
@@ -242,7 +243,31 @@ pub struct DeadLetterRecord {
     /// The batch that holds the message: place and whole length of its record.
     pub batch_at: LogPosition,
     pub batch_bytes: u32,
+    /// Table fingerprint of the message's transaction id, so that a row is found by its address
+    /// without a read.
+    pub transaction: u64,
     pub error: String,
+}
+
+/// Rows that were deleted by one step. It lies behind the records that filed them, so it is
+/// there as long as they are: segments go oldest first.
+pub fn encode_dead_letters_deleted(ids: &[[u8; 16]]) -> Vec<u8> {
+    let mut w = Writer::default().u32(ids.len() as u32);
+    for id in ids {
+        w = w.id(id);
+    }
+    w.0
+}
+
+pub fn decode_dead_letters_deleted(body: &[u8]) -> Result<Vec<[u8; 16]>, Malformed> {
+    let mut r = Reader(body);
+    let count = r.u32()?;
+    let mut ids = Vec::new();
+    for _ in 0..count {
+        ids.push(r.id()?);
+    }
+    r.end()?;
+    Ok(ids)
 }
 
 /// The whole state of a (partition, group); the newest record of a key is the truth. Dead
@@ -285,6 +310,7 @@ impl CursorRecord {
                 .u32(d.retry_count)
                 .u64(d.batch_at.to_bits())
                 .u32(d.batch_bytes)
+                .u64(d.transaction)
                 .text(&d.error);
         }
         w.0
@@ -328,6 +354,7 @@ impl CursorRecord {
                 retry_count: r.u32()?,
                 batch_at: LogPosition::from_bits(r.u64()?),
                 batch_bytes: r.u32()?,
+                transaction: r.u64()?,
                 error: r.text()?.to_owned(),
             });
         }
@@ -408,6 +435,7 @@ mod tests {
                 retry_count: 3,
                 batch_at: LogPosition::new(SegmentId(4), 4096),
                 batch_bytes: 77,
+                transaction: 6,
                 error: "no \u{0} good".into(),
             }],
         }

@@ -49,6 +49,7 @@ impl<B: IoBuf> Shard<B> {
             .max()
             .unwrap_or(0);
         self.state.dedup.sweep(now.wall_us, keep);
+        self.state.expire_traces(now);
         self.retain(now);
         let keep_us = i64::try_from(keep).unwrap_or(i64::MAX / 2_000_000).saturating_mul(1_000_000);
         self.release_segments(now.wall_us.saturating_sub(keep_us));

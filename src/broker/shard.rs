@@ -14,11 +14,11 @@ use super::commit::CommitQueue;
 use super::effect::{Done, Effect, Effects};
 use super::group::CursorKey;
 use super::history::History;
+use super::inspect::Inspection;
 use super::line::Lines;
 use super::owner::Owner;
 use super::partition::Slot;
 use super::pinned::Pinned;
-use super::read::ReadJob;
 use super::records;
 use super::share::ShareJob;
 use super::start::Start;
@@ -56,6 +56,7 @@ pub struct ShardConfig {
     pub compress_bytes: Option<usize>,
     /// For the payloads of queues that encrypt.
     pub keys: Keys,
+    pub trace_retention_seconds: u64,
     /// Seed of ids and salts: from the system's entropy in production, fixed in the simulation.
     pub entropy: u64,
 }
@@ -81,6 +82,8 @@ pub(super) enum Event {
     LeaseExpires(CursorKey),
     HoldEnds(CursorKey),
     PopTimesOut(TaskId),
+    /// A walk's next step.
+    InspectionGoesOn,
     /// The clock's own step: retention, dedup expiry, forgetting.
     Housekeeping,
 }
@@ -121,7 +124,7 @@ pub(super) enum ReadUse {
     Push { job: u64, key: LogPosition },
     Ack { job: u64, key: LogPosition },
     Share { transaction: TransactionId, key: LogPosition },
-    DeadLetter { job: u64, row: usize },
+    Inspect,
 }
 
 /// Counters since the start.
@@ -167,7 +170,7 @@ pub struct Shard<B: IoBuf> {
     /// Ends of transactions that the log had no room for: applied when it has.
     pub(super) stalled_ends: VecDeque<(TransactionId, bool)>,
     pub(super) ack_jobs: BTreeMap<u64, AckJob>,
-    pub(super) read_jobs: BTreeMap<u64, ReadJob>,
+    pub(super) inspection: Inspection<B>,
     pub(super) reads: HashMap<u64, ReadUse, ahash::RandomState>,
     pub(super) owner: Owner,
     /// Changes of owners that the log had no room for, in the order they came.
@@ -204,6 +207,7 @@ impl<B: IoBuf> Shard<B> {
             Command::Configure(request) => self.configure(&request, token, fx),
             Command::DeleteQueue { queue } => self.delete_queue(queue, token, fx),
             Command::Read(request) => self.read(request, token, fx),
+            Command::Inspect(request) => self.inspect(request, token, fx),
         }
         self.settle(now, fx);
     }
@@ -251,6 +255,7 @@ impl<B: IoBuf> Shard<B> {
                 Event::LeaseExpires(key) => self.lease_expired(now, key, fx),
                 Event::HoldEnds(key) => self.hold_ended(now, key, fx),
                 Event::PopTimesOut(task) => self.pop_timed_out(now, task, fx),
+                Event::InspectionGoesOn => self.inspection_goes_on(now),
                 Event::Housekeeping => self.housekeeping(now, fx),
             }
         }
@@ -469,6 +474,8 @@ impl<B: IoBuf> Shard<B> {
             PeerMsg::ExtendedPart { task, result } => self.extended(task, result, fx),
             PeerMsg::Read { task, request } => self.read_owned(now, from, task, &request, fx),
             PeerMsg::ReadDone { task, result } => self.read_part(task, result, fx),
+            PeerMsg::Inspect { task, step } => self.inspect_owned(now, from, task, *step),
+            PeerMsg::InspectDone { task, result } => self.inspect_done(task, result, fx),
             msg => unreachable!("{msg:?} is handled in receive"),
         }
     }
@@ -507,7 +514,8 @@ impl<B: IoBuf> Shard<B> {
         key: u64,
         body: &[&[u8]],
     ) -> Result<Appended, Refusal> {
-        let class = if kind == records::BATCH { Class::Growing } else { Class::Essential };
+        let grows = matches!(kind, records::BATCH | records::TRACE);
+        let class = if grows { Class::Growing } else { Class::Essential };
         self.log.append(kind, key, body, class).map_err(|error| refusal_of(&error))
     }
 }

@@ -65,6 +65,7 @@ impl<B: IoBuf> Shard<B> {
             entropy: config.entropy,
         };
         let mut state = State::new(config.shard);
+        state.traces.retention_us = super::traces::retention_us(config.trace_retention_seconds);
         let mut malformed = None;
         let (mut log, recovery) = Log::open(storage, log_config, &mut |record: Record<'_>| {
             if malformed.is_none() && state.replay(&record, now).is_err() {
@@ -122,7 +123,7 @@ impl<B: IoBuf> Shard<B> {
             coordinated: BTreeMap::new(),
             stalled_ends: VecDeque::new(),
             ack_jobs: BTreeMap::new(),
-            read_jobs: BTreeMap::new(),
+            inspection: Default::default(),
             reads: HashMap::with_hasher(hasher()),
             owner: Owner::default(),
             stalled: VecDeque::new(),

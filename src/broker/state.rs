@@ -15,6 +15,7 @@ use super::records::{
 };
 use super::segments::Segments;
 use super::shard::Event;
+use super::traces::Traces;
 use super::undecided::Undecided;
 use crate::base::ids::{LeaseId, Offset, PartitionId, SegmentId, ShardId};
 use crate::base::limits;
@@ -38,6 +39,7 @@ pub(super) struct State {
     pub released: VecDeque<(CursorKey, LeaseId, i64)>,
     pub segments: Segments,
     pub dead_letters: DeadLetters,
+    pub traces: Traces,
     /// Partitions of deleted queues whose memory is still to be given back.
     pub reaping: VecDeque<Slot>,
     /// No incarnation up to here is given out again.
@@ -59,6 +61,7 @@ impl State {
             released: VecDeque::new(),
             segments: Segments::default(),
             dead_letters: DeadLetters::default(),
+            traces: Traces::default(),
             reaping: VecDeque::new(),
             incarnation: 0,
             undecided: Undecided::default(),
@@ -306,6 +309,16 @@ impl State {
         self.dead_letters.insert(Row { queue: key.queue, slot: key.slot, group, record, at });
     }
 
+    /// Deletes a row: its message no longer counts as live on its account.
+    pub fn unfile(&mut self, id: &[u8; 16]) -> bool {
+        let Some(row) = self.dead_letters.remove(id) else { return false };
+        if let Some(queue) = self.catalog.get_mut(row.queue) {
+            queue.dead_letters -= 1;
+        }
+        self.release_row(&row);
+        true
+    }
+
     fn release_row(&mut self, row: &Row) {
         self.segments.remove(row.record.batch_at.segment());
         self.segments.remove(row.at);
@@ -347,6 +360,13 @@ impl State {
             | records::COMMIT
             | records::END
             | records::TRANSACTION_BATCH => self.replay_transaction(record, now)?,
+            records::DEAD_LETTERS_DELETED => {
+                // A row of a queue that was deleted since is gone already.
+                for id in records::decode_dead_letters_deleted(record.body)? {
+                    self.unfile(&id);
+                }
+            }
+            records::TRACE => self.replay_trace(record, slot_of_key(record.key)?, now)?,
             _ => return Err(Malformed),
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! Requests that wait at the shard their client is connected to, by [`TaskId`].
 
 use super::ack::AckTask;
+use super::inspect::InspectTask;
 use super::lease::ExtendTask;
 use super::pop::PopTask;
 use super::push::PushTask;
@@ -25,6 +26,7 @@ pub(super) enum Task<B> {
     /// A configure or delete, answered as soon as the owner says so.
     Catalog(Token),
     Read(Box<ReadTask>),
+    Inspect(Box<InspectTask>),
 }
 
 impl<B: IoBuf> Shard<B> {
@@ -63,6 +65,7 @@ pub(super) fn failed(msg: PeerMsg, refusal: &Refusal) -> Option<PeerMsg> {
         }
         PeerMsg::ExtendedPart { task, .. } => PeerMsg::ExtendedPart { task, result: Err(refusal) },
         PeerMsg::ReadDone { task, .. } => PeerMsg::ReadDone { task, result: Err(refusal) },
+        PeerMsg::InspectDone { task, .. } => PeerMsg::InspectDone { task, result: Err(refusal) },
         PeerMsg::CatalogDone { task, .. } => PeerMsg::CatalogDone { task, result: Err(refusal) },
         _ => return None,
     })

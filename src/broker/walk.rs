@@ -137,7 +137,7 @@ impl<B: IoBuf> Shard<B> {
     fn walk_failures(&self, key: (i64, [u8; 16]), queue: Option<&str>) -> (WalkFound, WalkAt) {
         let mut found = Vec::new();
         let mut next = WalkAt::End;
-        let rows = self.state.dead_letters.older_than(key);
+        let rows = self.state.dead_letters.older_than(None, key);
         for (looked, row) in rows.enumerate() {
             if looked == WALK_STEP_ROWS {
                 break;

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::inspect::InspectRequest;
 use super::options::OptionsPatch;
 use super::peer::PushPiece;
 use super::traffic::Walk;
@@ -35,6 +36,7 @@ pub enum Command<'a> {
         queue: &'a str,
     },
     Read(ReadRequest),
+    Inspect(InspectRequest),
 }
 
 /// One item of a push, in request order.

@@ -3,6 +3,7 @@
 pub mod command;
 pub mod error;
 pub mod frame;
+pub mod inspect;
 pub mod options;
 pub mod peer;
 pub mod reply;

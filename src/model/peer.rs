@@ -8,8 +8,9 @@ use smallvec::SmallVec;
 
 use super::command::{AckStatus, ReadRequest, Subscription};
 use super::error::Refusal;
+use super::inspect::{InspectPart, InspectStep};
 use super::options::{OptionsPatch, QueueOptions};
-use super::reply::{AckResult, Counts, PartitionRow, PushResult, ShardStats};
+use super::reply::{AckResult, Counts, PushResult, ShardStats};
 use super::traffic::WalkStep;
 use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
 use crate::base::ids::{LeaseId, Offset, PartitionId};
@@ -240,20 +241,18 @@ pub struct QueuePart {
     pub counts: Counts,
 }
 
+impl QueuePart {
+    pub fn add(&mut self, other: &Self) {
+        self.partitions += other.partitions;
+        self.segments += other.segments;
+        self.counts.add(&other.counts);
+    }
+}
+
 /// One shard's part of a read.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum ReadPart {
     Queues(Vec<QueuePart>),
-    Queue {
-        part: Option<QueuePart>,
-        partitions: Vec<PartitionRow>,
-        truncated: bool,
-    },
-    /// The newest rows, as many as the page could need, and how many match in all.
-    DeadLetters {
-        rows: Vec<PeerDeadLetter>,
-        total: u64,
-    },
     Shard(Box<ShardStats>),
     Walk(Box<WalkStep>),
 }
@@ -462,6 +461,16 @@ pub enum PeerMsg {
     ReadDone {
         task: TaskId,
         result: Result<ReadPart, Refusal>,
+    },
+
+    // Reads and deletions of the operator.
+    Inspect {
+        task: TaskId,
+        step: Box<InspectStep>,
+    },
+    InspectDone {
+        task: TaskId,
+        result: Result<Box<InspectPart>, Refusal>,
     },
 }
 

@@ -1,6 +1,7 @@
 //! What a shard can answer. Replies own what they carry: names, and slices of log buffers.
 
 use super::error::Refusal;
+use super::inspect::Inspected;
 use super::options::QueueOptions;
 use super::traffic::{Traffic, WalkStep};
 use super::transaction::TransactionReply;
@@ -30,10 +31,13 @@ pub enum Reply<B> {
     DeadLetters {
         rows: Vec<DeadLetter<B>>,
         total: u64,
+        /// The page ended early: its payloads are as large as an answer may be.
+        truncated: bool,
     },
     Shards(Vec<ShardStats>),
     /// What each shard found, in their order.
     Walked(Vec<WalkStep>),
+    Inspected(Box<Inspected>),
     Refused(Refusal),
 }
 

@@ -7,7 +7,7 @@ use super::query::Query;
 use crate::base::buf::IoBuf;
 use crate::base::limits;
 use crate::model::command::DeadLetterQuery;
-use crate::model::error::Refusal;
+use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame;
 use crate::model::reply::DeadLetter;
 
@@ -22,15 +22,43 @@ pub fn decode(query: &Query<'_>) -> Result<DeadLetterQuery, Refusal> {
         from_us: query.instant("from")?,
         to_us: query.instant("to")?,
         limit: query.page("limit", limits::DLQ_LIMIT_DEFAULT, 1..=limits::DLQ_LIMIT_MAX),
-        offset: query.page("offset", 0, 0..=usize::MAX),
+        offset: query.page("offset", 0, 0..=limits::LISTING_OFFSET_MAX),
     })
 }
 
-/// Writes one page. `total` counts all matches. Fails, with `out` as it was, when a stored
+/// The queue to purge, and the group if only one's rows go. `None` without a queue: a purge of
+/// everything is not to be had.
+pub fn decode_purge(query: &Query<'_>) -> Option<(String, Option<String>)> {
+    let text = |key| query.text(key).map(|value| value.clone().into_owned());
+    Some((text("queue")?, text("consumerGroup")))
+}
+
+pub fn encode_no_queue(out: &mut Vec<u8>) {
+    Fields::begin(out)
+        .boolean("success", false)
+        .text("error", "queue is required")
+        .text("code", ErrorCode::BadRequest.word())
+        .text("message", "name the queue whose dead letters are to go")
+        .end();
+}
+
+pub fn encode_purged(queue: &str, group: Option<&str>, deleted: u64, out: &mut Vec<u8>) {
+    let mut fields = Fields::begin(out);
+    fields.boolean("success", true).text("queue", queue);
+    match group {
+        Some(group) => fields.text("consumerGroup", group),
+        None => fields.null("consumerGroup"),
+    };
+    fields.integer("deleted", deleted).end();
+}
+
+/// Writes one page. `total` counts all matches; a page whose payloads are as large as an answer
+/// may be ends early and says so. Fails, with `out` as it was, when a stored
 /// message cannot be shown.
 pub fn encode<B: IoBuf>(
     rows: &[DeadLetter<B>],
     total: u64,
+    truncated: bool,
     query: &DeadLetterQuery,
     opener: &mut Opener,
     out: &mut Vec<u8>,
@@ -50,6 +78,9 @@ pub fn encode<B: IoBuf>(
     json::write_integer(out, total);
     out.extend_from_slice(b",\"pagination\":");
     Fields::begin(out).integer("limit", query.limit).integer("offset", query.offset).end();
+    if truncated {
+        out.extend_from_slice(b",\"truncated\":true");
+    }
     out.push(b'}');
     Ok(())
 }
@@ -105,7 +136,6 @@ mod tests {
     use super::*;
     use crate::base::buf::{Gather, HeapBuf};
     use crate::base::ids::{MessageId, Offset, PartitionId};
-    use crate::model::error::ErrorCode;
     use crate::proto::query::query;
 
     #[test]
@@ -151,7 +181,7 @@ mod tests {
         let query = DeadLetterQuery { limit: 100, offset: 2, ..Default::default() };
         let mut out = Vec::new();
         let mut opener = Opener::default();
-        encode(&[row(bytes.clone())], 5, &query, &mut opener, &mut out).unwrap();
+        encode(&[row(bytes.clone())], 5, false, &query, &mut opener, &mut out).unwrap();
         let want = concat!(
             r#"{"messages":[{"id":"44444444-4444-4444-4444-444444444444","queue":"q","#,
             r#""partition":"p","partitionId":"7","createdAt":"2023-11-14T22:13:20.123456Z","#,
@@ -168,10 +198,10 @@ mod tests {
 
         bytes.push(0);
         let before = out.len();
-        assert!(encode(&[row(bytes)], 5, &query, &mut opener, &mut out).is_err());
+        assert!(encode(&[row(bytes)], 5, false, &query, &mut opener, &mut out).is_err());
         assert_eq!(out.len(), before);
         out.clear();
-        encode::<HeapBuf>(&[], 0, &query, &mut opener, &mut out).unwrap();
+        encode::<HeapBuf>(&[], 0, false, &query, &mut opener, &mut out).unwrap();
         let want = br#"{"messages":[],"total":0,"pagination":{"limit":100,"offset":2}}"#;
         assert_eq!(out, want);
     }

@@ -126,6 +126,30 @@ pub fn encode_queue(detail: &QueueDetail, out: &mut Vec<u8>) {
     fields.end();
 }
 
+/// Writes one queue as the status pages read it: its options with its partitions.
+pub fn encode_queue_status(detail: &QueueDetail, out: &mut Vec<u8>) {
+    let row = &detail.row;
+    let mut fields = Fields::begin(out);
+    fields
+        .object("queue", |f| {
+            f.uuid("id", &row.id)
+                .text("name", &row.name)
+                .text("namespace", &row.options.namespace)
+                .text("task", &row.options.task)
+                .integer("priority", row.options.priority)
+                .micros("createdAt", row.created_at_us)
+                .object("config", |f| write_options(&row.options, f));
+        })
+        .objects("partitions", &detail.partitions, write_partition)
+        .object("totals", |f| {
+            f.object("messages", |f| write_detail_counts(&row.counts, f));
+        });
+    if detail.truncated {
+        fields.boolean("partitionsTruncated", true);
+    }
+    fields.end();
+}
+
 fn write_partition(row: &PartitionRow, fields: &mut Fields<'_>) {
     let id = fields.key("id");
     id.push(b'"');
@@ -356,6 +380,12 @@ mod tests {
         assert_eq!(String::from_utf8(out).unwrap(), want);
         detail.truncated = true;
         assert_eq!(value(|out| encode_queue(&detail, out))["partitionsTruncated"], true);
+        let v = value(|out| encode_queue_status(&detail, out));
+        assert_eq!(v["queue"]["config"]["leaseTime"], 60);
+        assert_eq!(
+            (&v["totals"]["messages"]["pending"], &v["partitions"][0]["id"]),
+            (&6.into(), &"5".into())
+        );
         assert_eq!(queue_not_found().text, "Queue not found");
     }
 

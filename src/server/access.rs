@@ -99,7 +99,7 @@ pub fn level(method: Method, path: &[Cow<'_, str>]) -> Level {
                 "api",
                 "v1",
                 "status" | "analytics" | "resources" | "messages" | "consumer-groups" | "dlq"
-                | "traces" | "kv" | "timers" | "raft",
+                | "traces" | "why" | "kv" | "timers" | "raft",
                 ..,
             ],
         ) => Level::ReadOnly,
@@ -183,6 +183,7 @@ mod tests {
         (Post, "/api/v1/traces", ReadWrite),
         (Get, "/api/v1/traces/*", ReadOnly),
         (Get, "/api/v1/traces/names", ReadOnly),
+        (Get, "/api/v1/why", ReadOnly),
         (Get, "/api/v1/consumer-groups", ReadOnly),
         (Post, "/api/v1/consumer-groups/positions", ReadWrite),
         (Get, "/api/v1/consumer-groups/:", ReadOnly),

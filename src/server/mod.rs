@@ -17,6 +17,7 @@ pub mod executor;
 pub mod fs_storage;
 pub mod gate;
 pub mod host;
+mod inspect;
 pub mod jwks;
 pub mod listen;
 pub mod mesh;

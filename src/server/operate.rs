@@ -10,6 +10,7 @@ use std::rc::Rc;
 use super::answer::{Answer, JSON, TEXT};
 use super::auth::{self, Caller};
 use super::dma::DmaBuf;
+use super::inspect;
 use super::meters::Kind;
 use super::node::Node;
 use super::observe;
@@ -19,7 +20,7 @@ use super::transact;
 use crate::http::{Request, Target};
 use crate::model::command::{Command, FrameGroup, PopTarget, PushItem, ReadRequest};
 use crate::model::error::{ErrorCode, Refusal};
-use crate::model::reply::{QueueRow, Reply};
+use crate::model::reply::{QueueDetail, QueueRow, Reply};
 use crate::proto::pop::Piece;
 use crate::proto::query::Query;
 use crate::proto::{ack, configure, dlq, error, lease, pop, push, push_binary, queues, resources};
@@ -86,6 +87,7 @@ async fn operate(
         }
         Route::DeadLetters => dead_letters(node, shard, &request.target).await,
         Route::Observe(wanted) => observe::answer(node, shard, wanted, &request.target).await,
+        Route::Inspect(route) => inspect::answer(node, shard, route, &request).await,
         Route::Front => Ok(Answer::new(200, TEXT, FRONT.as_bytes().to_vec())),
         Route::Unbuilt(name) => {
             let text = format!("{name}: this build does not have it yet");
@@ -375,11 +377,17 @@ async fn delete_queue(shard: &Rc<ShardHandle>, queue: &str) -> Result<Answer, Re
 }
 
 async fn queue_detail(shard: &Rc<ShardHandle>, queue: &str) -> Result<Answer, Refusal> {
+    let detail = read_queue(shard, queue).await?;
+    Ok(Answer::json(200, |out| resources::encode_queue(&detail, out)))
+}
+
+pub(super) async fn read_queue(
+    shard: &Rc<ShardHandle>,
+    queue: &str,
+) -> Result<Box<QueueDetail>, Refusal> {
     let read = ReadRequest::Queue { queue: queue.to_owned() };
     match shard.handle(Command::Read(read)).await {
-        Reply::Queue(Some(detail)) => {
-            Ok(Answer::json(200, |out| resources::encode_queue(&detail, out)))
-        }
+        Reply::Queue(Some(detail)) => Ok(detail),
         Reply::Queue(None) => Err(resources::queue_not_found()),
         other => Err(unexpected(&other)),
     }
@@ -410,9 +418,9 @@ async fn dead_letters(
     let wanted = dlq::decode(&query(target)?)?;
     let read = ReadRequest::DeadLetters(wanted.clone());
     match shard.handle(Command::Read(read)).await {
-        Reply::DeadLetters { rows, total } => {
+        Reply::DeadLetters { rows, total, truncated } => {
             let mut body = Vec::with_capacity(1 << 10);
-            dlq::encode(&rows, total, &wanted, &mut node.opener(), &mut body)?;
+            dlq::encode(&rows, total, truncated, &wanted, &mut node.opener(), &mut body)?;
             Ok(Answer::new(200, JSON, body))
         }
         other => Err(unexpected(&other)),

@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 
+use super::inspect::{self, InspectRoute};
 use crate::http::Method;
 use crate::model::command::PopTarget;
 use crate::model::error::ErrorCode;
@@ -27,6 +28,7 @@ pub enum Route<'a> {
     DeadLetters,
     /// Something to see of the broker itself.
     Observe(Observe),
+    Inspect(InspectRoute<'a>),
     Front,
     /// On the wire, but not built yet; by name.
     Unbuilt(&'static str),
@@ -102,7 +104,9 @@ pub fn find<'a>(method: Method, path: &'a [Cow<'a, str>]) -> Route<'a> {
         (Get | Head, []) => Route::Front,
         (_, known) => match observe(method, known) {
             Some(wanted) => Route::Observe(wanted),
-            None => unbuilt(method, path),
+            None => {
+                inspect::find(method, known).map_or_else(|| unbuilt(method, path), Route::Inspect)
+            }
         },
     }
 }
@@ -177,29 +181,16 @@ pub(super) const UNBUILT: &[(Method, &str, &str)] = &[
     (Method::Get, "/api/v1/ephemeral/*", "ephemeral queues"),
     (Method::Post, "/api/v1/ephemeral/*", "ephemeral queues"),
     (Method::Delete, "/api/v1/ephemeral/*", "ephemeral queues"),
-    (Method::Get, "/api/v1/resources/queues/:/depth", "queue depth"),
-    (Method::Get, "/api/v1/resources/queues/:/sizes", "queue sizes"),
-    (Method::Get, "/api/v1/resources/partitions", "partitions"),
     (Method::Get, "/api/v1/resources/kv/namespaces", "kv namespaces"),
     (Method::Post, "/api/v1/resources/kv/list", "kv list"),
-    (Method::Get, "/api/v1/messages", "messages"),
-    (Method::Get, "/api/v1/messages/:/:", "messages"),
-    (Method::Delete, "/api/v1/messages/:/:", "messages"),
     (Method::Post, "/api/v1/messages/:/:/retry", "message retry"),
-    (Method::Delete, "/api/v1/dlq", "dead letter purge"),
     (Method::Post, "/api/v1/dlq/:/replay", "dead letter replay"),
-    (Method::Post, "/api/v1/traces", "traces"),
-    (Method::Get, "/api/v1/traces/*", "traces"),
-    (Method::Get, "/api/v1/consumer-groups", "consumer groups"),
     (Method::Post, "/api/v1/consumer-groups/positions", "consumer group positions"),
-    (Method::Get, "/api/v1/consumer-groups/:", "consumer groups"),
     (Method::Delete, "/api/v1/consumer-groups/:", "consumer groups"),
     (Method::Delete, "/api/v1/consumer-groups/:/queues/:", "consumer groups"),
     (Method::Post, "/api/v1/consumer-groups/:/queues/:/seek", "seek"),
     (Method::Post, "/api/v1/consumer-groups/:/queues/:/partitions/:/seek", "seek"),
     (Method::Post, "/api/v1/consumer-groups/:/subscription", "subscription"),
-    (Method::Get, "/api/v1/status/queues", "queue status"),
-    (Method::Get, "/api/v1/status/queues/:", "queue status"),
     (Method::Get, "/api/v1/system/kv-timers", "system switches"),
     (Method::Post, "/api/v1/system/kv-timers", "system switches"),
     (Method::Get, "/api/v1/system/ephemeral", "system switches"),
@@ -246,6 +237,14 @@ mod tests {
         assert_eq!(name(Method::Get, "/api/v1/analytics/retention"), "Observe(Retention)");
         assert_eq!(name(Method::Post, "/auth/logout"), "Observe(Logout)");
         assert_eq!(name(Method::Post, "/api/v1/transaction"), "Transact");
+        assert_eq!(name(Method::Get, "/api/v1/dlq"), "DeadLetters");
+        assert_eq!(name(Method::Delete, "/api/v1/dlq"), "Inspect(PurgeDeadLetters)");
+        let lagging = name(Method::Get, "/api/v1/consumer-groups/lagging");
+        assert_eq!(lagging, "Inspect(LaggingGroups)");
+        assert_eq!(name(Method::Head, "/api/v1/consumer-groups/g"), "Inspect(Group(\"g\"))");
+        assert_eq!(name(Method::Get, "/api/v1/traces/names"), "Inspect(TraceNames)");
+        let by_name = name(Method::Get, "/api/v1/traces/by-name/n");
+        assert_eq!(by_name, "Inspect(TracesByName(\"n\"))");
         assert_eq!(name(Method::Get, "/api/v1/kv/ns/a/b/c"), "Unbuilt(\"kv\")");
         let deep = format!("/api/v1/kv/ns{}", "/a".repeat(40));
         assert_eq!(name(Method::Get, &deep), "Unbuilt(\"kv\")");

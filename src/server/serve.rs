@@ -314,6 +314,7 @@ fn shards_of(
                 tail_bytes: bytes(tail),
                 compress_bytes: settings.compress_bytes,
                 keys: settings.keys.clone(),
+                trace_retention_seconds: settings.trace_retention_seconds,
                 entropy: u64::from_le_bytes(entropy),
             };
             Ok((config, directory.shard(shard)))

@@ -33,6 +33,8 @@ pub struct Settings {
     pub keys: Keys,
     /// `None`: everybody may do everything.
     pub auth: Option<AuthSettings>,
+    /// How long trace events are kept.
+    pub trace_retention_seconds: u64,
 }
 
 /// No machine has more; a range beyond it is a slip of the pen.

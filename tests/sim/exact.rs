@@ -6,6 +6,7 @@
 //!
 //! At each rest no waiting pop may have something to claim: no wake-up is lost.
 
+mod operator;
 mod push;
 
 use crate::disk::Crash;
@@ -117,7 +118,8 @@ impl Exact {
             }
             83 => self.delete(),
             84..=85 => self.list_queues(),
-            86..=87 => self.list_dead_letters(),
+            86 => self.list_dead_letters(),
+            87 => self.operate(),
             88..=93 => self.wait(),
             94..=95 => self.cancel(),
             96..=97 => self.crash(),
@@ -147,8 +149,19 @@ impl Exact {
     /// Runs one command to its answer. Answers of parked pops that it woke come after it.
     fn command(&mut self, command: Command<'_>) -> Result<Reply<HeapBuf>, String> {
         let shard = self.shard();
+        let in_steps =
+            matches!(command, Command::Inspect(_) | Command::Read(ReadRequest::DeadLetters(_)));
         let token = self.world.command(shard, command)?;
         self.world.settle()?;
+        // Long listings go on with the clock.
+        for _ in 0..1_000 {
+            if !in_steps || self.world.replies.iter().any(|(t, _)| *t == token) {
+                break;
+            }
+            self.world.advance(1);
+            self.world.tick()?;
+            self.world.settle()?;
+        }
         let at = self.world.replies.iter().position(|(t, _)| *t == token);
         let at = at.ok_or("a command at rest without an answer")?;
         let (_, reply) = self.world.replies.remove(at).ok_or("just found")?;
@@ -528,7 +541,7 @@ impl Exact {
         let query =
             DeadLetterQuery { queue: Some(queue.clone()), limit: 1_000, ..Default::default() };
         let reply = self.command(Command::Read(ReadRequest::DeadLetters(query)))?;
-        let Reply::DeadLetters { rows, total } = reply else {
+        let Reply::DeadLetters { rows, total, truncated: false } = reply else {
             return Err(format!("a listing of dead letters is {reply:?}"));
         };
         let wanted = self.model.queues.get(&queue).map(|q| q.dead.clone()).unwrap_or_default();
@@ -556,7 +569,7 @@ impl Exact {
                 return Err(format!("dead letter {dead:?} is not listed once"));
             }
         }
-        Ok(())
+        self.rest()
     }
 
     // ---- time and death

@@ -148,6 +148,7 @@ impl World {
             memory_bytes: 1 << 20,
             tail_bytes: self.shape.tail_bytes,
             compress_bytes: self.shape.compress_bytes,
+            trace_retention_seconds: 604_800,
             keys: self.keys(),
             entropy: self.power.next_u64(),
         }
