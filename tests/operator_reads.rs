@@ -12,6 +12,8 @@ mod groups;
 mod loads;
 #[path = "operator_reads/messages.rs"]
 mod messages;
+#[path = "operator_reads/replay.rs"]
+mod replay;
 mod support;
 #[path = "operator_reads/traces.rs"]
 mod traces;

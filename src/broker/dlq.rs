@@ -16,7 +16,7 @@ use crate::log::ReadError;
 use crate::model::command::DeadLetterQuery;
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame::{self, BatchHead};
-use crate::model::inspect::{DeadLetterKey, InspectPart};
+use crate::model::inspect::{DeadLetterAddress, DeadLetterKey, InspectPart};
 use crate::model::peer::PeerDeadLetter;
 
 /// Rows looked at in one step.
@@ -202,6 +202,28 @@ impl<B: IoBuf> Shard<B> {
         let slot = self.state.slot_of(partition)?;
         let fingerprint = self.log.fingerprint_key().fingerprint(transaction_id.as_bytes());
         Some((slot, records::table_fingerprint(fingerprint)))
+    }
+}
+
+impl<B: IoBuf> Shard<B> {
+    /// The key of the row that is named, if it is here.
+    pub(super) fn find_dead_letter(&self, address: &DeadLetterAddress) -> InspectPart {
+        let letters = &self.state.dead_letters;
+        let row = match address {
+            DeadLetterAddress::Id(id) => letters.by_id(id),
+            DeadLetterAddress::Message { partition, transaction_id } => self
+                .address(*partition, transaction_id)
+                .and_then(|(slot, fingerprint)| letters.by_transaction(slot, fingerprint).next()),
+        };
+        let keys: Vec<DeadLetterKey> = row
+            .into_iter()
+            .map(|row| DeadLetterKey {
+                failed_at_us: row.record.failed_at_us,
+                id: row.record.id,
+                partition: self.state.id_of(row.slot),
+            })
+            .collect();
+        InspectPart::DeadLetterKeys { total: keys.len() as u64, keys }
     }
 }
 

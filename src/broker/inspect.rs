@@ -18,7 +18,7 @@ use crate::base::time::Now;
 use crate::log::ReadError;
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::inspect::{
-    InspectPart, InspectRequest, InspectStep, Inspected, Missing, TraceSubject,
+    DeadLetterAddress, InspectPart, InspectRequest, InspectStep, Inspected, Missing, TraceSubject,
 };
 use crate::model::peer::{PeerMsg, TaskId};
 use crate::model::reply::{DeadLetter, QueueDetail, Reply};
@@ -146,6 +146,10 @@ impl<B: IoBuf> Shard<B> {
         let all = || (0..self.config.shards).map(ShardId).collect();
         match request {
             InspectRequest::Message { partition, .. } => one(*partition, Inspected::Message(None)),
+            InspectRequest::DeadLetter(DeadLetterAddress::Message { partition, .. }) => {
+                let shard = partition.shard().filter(|shard| shard.0 < self.config.shards);
+                Ok(vec![shard.unwrap_or(self.config.shard)])
+            }
             InspectRequest::DeleteDeadLetters { partition, .. } => {
                 one(*partition, Inspected::Deleted(0))
             }
@@ -175,6 +179,7 @@ impl<B: IoBuf> Shard<B> {
             }
             InspectRequest::Messages(_)
             | InspectRequest::DeadLetters(_)
+            | InspectRequest::DeadLetter(DeadLetterAddress::Id(_))
             | InspectRequest::PurgeDeadLetters { .. }
             | InspectRequest::Queue { .. }
             | InspectRequest::Groups
@@ -283,6 +288,9 @@ impl<B: IoBuf> Shard<B> {
                 }
             }
             InspectRequest::DeadLetters(query) => Box::new(dlq::List::new(self, query)),
+            InspectRequest::DeadLetter(address) => {
+                return Err(Ok(self.find_dead_letter(&address)));
+            }
             InspectRequest::DeleteDeadLetters { partition, transaction_id } => {
                 match dlq::Delete::begin(self, partition, &transaction_id) {
                     Some(delete) => Box::new(delete),

@@ -42,6 +42,9 @@ pub(super) fn join(
             let page = Page { limit: query.limit, offset: query.offset };
             dead_letter_keys(page, parts)
         }
+        (InspectRequest::DeadLetter(_), None) => {
+            dead_letter_keys(Page { limit: 1, offset: 0 }, parts)
+        }
         (InspectRequest::Traces(query), None) => trace_keys(query.page, parts),
         (InspectRequest::TraceNames(page), None) => trace_names(*page, parts),
         (InspectRequest::Queue { .. }, None) => queue(parts),

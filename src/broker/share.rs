@@ -23,7 +23,7 @@ use super::shard::{ReadUse, Shard, refusal_of};
 use super::turns::{Resource, Ticket, Waiting};
 use super::undecided::{EffectRecord, TransactionRecord, encode_end, encode_place};
 use crate::base::buf::{Gather, IoBuf};
-use crate::base::ids::{LogPosition, Offset, SegmentId, ShardId};
+use crate::base::ids::{LogPosition, Offset, PartitionId, SegmentId, ShardId};
 use crate::base::mutant::Mutant;
 use crate::base::time::Now;
 use crate::log::{AppendError, Class};
@@ -31,8 +31,8 @@ use crate::model::error::Refusal;
 use crate::model::peer::{PeerAcks, PeerMsg, PushBatch, TaskId};
 use crate::model::reply::PushResult;
 use crate::model::transaction::{
-    GuardPlace, Mark, Rollback, RolledBack, ShareFailure, ShareOutcome, SharePush, SharedShare,
-    TransactionId,
+    DeadLetterId, GuardPlace, Mark, Rollback, RolledBack, ShareFailure, ShareOutcome, SharePush,
+    SharedShare, TransactionId,
 };
 
 /// A share on this shard.
@@ -57,6 +57,8 @@ pub(super) struct ShareJob<B> {
 struct JudgedShare {
     cursors: Vec<(CursorKey, CursorChange)>,
     pushes: Vec<JudgedPush>,
+    /// Dead letters that go, with their partitions.
+    takes: Vec<(PartitionId, DeadLetterId)>,
 }
 
 /// What one of its pushes stores.
@@ -103,6 +105,7 @@ impl<B: IoBuf> Shard<B> {
         for (group, acks) in &share.acks {
             touched.extend(self.cursors_of(acks, group));
         }
+        touched.extend(share.takes.iter().map(|id| Resource::DeadLetter(*id)));
         let ticket = self.stand_in_line(touched, Waiting::Share(transaction));
         let job = ShareJob {
             coordinator,
@@ -132,7 +135,7 @@ impl<B: IoBuf> Shard<B> {
         let ticket = job.ticket;
         let delivering = self.turns.resources(ticket).iter().any(|resource| match resource {
             Resource::Cursor(key) => self.is_delivering(*key),
-            Resource::Append(..) => false,
+            Resource::Append(..) | Resource::DeadLetter(_) => false,
         });
         if delivering {
             // A commit at delivery that still reads: its end calls again.
@@ -244,6 +247,7 @@ impl<B: IoBuf> Shard<B> {
             return Err(NotNow::Reads(needed));
         }
         let mut outcome = ShareOutcome::default();
+        let takes = self.judge_takes(&share.takes, &mut outcome)?;
         let mut cursors = Vec::new();
         for ((group, acks), found) in share.acks.iter().zip(&fingerprints) {
             self.judge_acks(now, group, acks, found, &job.tables, &mut cursors, &mut outcome)?;
@@ -257,8 +261,29 @@ impl<B: IoBuf> Shard<B> {
         outcome.marks.sort_unstable();
         outcome.marks.dedup();
         let cursors = cursors.into_iter().map(|(key, _, change)| (key, change)).collect();
-        job.judged = JudgedShare { cursors, pushes };
+        job.judged = JudgedShare { cursors, pushes, takes };
         Ok(outcome)
+    }
+
+    fn judge_takes(
+        &self,
+        takes: &[DeadLetterId],
+        outcome: &mut ShareOutcome,
+    ) -> Result<Vec<(PartitionId, DeadLetterId)>, ShareFailure> {
+        let mut found = Vec::with_capacity(takes.len());
+        for id in takes {
+            let row = self.state.dead_letters.by_id(id);
+            let queue = row.and_then(|row| self.state.catalog.get(row.queue));
+            let (Some(row), Some(queue)) = (row, queue) else {
+                let text = "the dead letter is not there any more".into();
+                let why = RolledBack { reason: Rollback::Gone, text, original: None };
+                return Err(ShareFailure::RolledBack { place: GuardPlace::Take, why });
+            };
+            let (name, incarnation) = (queue.image.name.clone(), queue.image.incarnation);
+            outcome.marks.push(Mark { queue: name, incarnation });
+            found.push((self.state.id_of(row.slot), *id));
+        }
+        Ok(found)
     }
 
     fn judge_share_push(
@@ -461,6 +486,11 @@ impl<B: IoBuf> Shard<B> {
                 EffectRecord { kind: records::BATCH, partition, body }.write(&mut effects);
             }
         }
+        for (partition, id) in &job.judged.takes {
+            let (kind, partition) = (records::DEAD_LETTERS_DELETED, *partition);
+            let body = &records::encode_dead_letters_deleted(&[*id]);
+            EffectRecord { kind, partition, body }.write(&mut effects);
+        }
         for (key, change) in &job.judged.cursors {
             let Some(mut cursor) = self.state.cursor(*key).cloned() else { continue };
             let Some(group) = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group))
@@ -598,6 +628,9 @@ impl<B: IoBuf> Shard<B> {
                     self.shows_when_durable(slot, stored);
                 }
             }
+        }
+        for (_, id) in std::mem::take(&mut judged.takes) {
+            self.state.unfile(&id);
         }
         for (key, change) in std::mem::take(&mut judged.cursors) {
             self.apply_change_at(now, key, change, at, fx);

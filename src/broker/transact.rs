@@ -22,7 +22,7 @@ use super::task::Task;
 use super::undecided::TransactionRecord;
 use crate::base::buf::IoBuf;
 use crate::base::hash::partition_hash;
-use crate::base::ids::{SegmentId, ShardId, Token};
+use crate::base::ids::{PartitionId, SegmentId, ShardId, Token};
 use crate::base::mutant::Mutant;
 use crate::base::time::Now;
 use crate::base::uuid;
@@ -31,8 +31,8 @@ use crate::model::frame::Marks;
 use crate::model::peer::{AckTarget, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{PushResult, Reply};
 use crate::model::transaction::{
-    Committed, GuardPlace, Rollback, RolledBack, Share, ShareFailure, ShareOutcome, SharePush,
-    SharedShare, TransactionAck, TransactionId, TransactionReply, TransactionRequest,
+    Committed, DeadLetterId, GuardPlace, Rollback, RolledBack, Share, ShareFailure, ShareOutcome,
+    SharePush, SharedShare, TransactionAck, TransactionId, TransactionReply, TransactionRequest,
 };
 
 /// How often a transaction is tried anew because a queue was deleted or made under it.
@@ -99,6 +99,7 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         let (acks, mut shares) = (request.acks.len(), BTreeMap::new());
+        self.share_takes(&request.takes, &mut shares);
         if let Err(why) = self.share_acks(&request.acks, &mut shares) {
             let id = self.new_transaction(now);
             let reply = TransactionReply { id, outcome: Err(why) };
@@ -120,6 +121,20 @@ impl<B: IoBuf> Shard<B> {
 
     fn new_transaction(&mut self, now: Now) -> TransactionId {
         TransactionId(uuid::mint_v7(now.wall_us, &mut self.prng))
+    }
+
+    fn share_takes(
+        &self,
+        takes: &[(DeadLetterId, PartitionId)],
+        shares: &mut BTreeMap<ShardId, Share>,
+    ) {
+        for (id, partition) in takes {
+            // The row was found there.
+            let Some(shard) = partition.shard().filter(|s| s.0 < self.config.shards) else {
+                continue;
+            };
+            shares.entry(shard).or_default().takes.push(*id);
+        }
     }
 
     /// Scatters the acks to the shards of their partitions.

@@ -17,7 +17,7 @@ use crate::base::hash::{partition_hash, queue_hash};
 use crate::base::ids::{LeaseId, ShardId};
 use crate::base::time::Now;
 use crate::model::peer::{GivenBack, TaskId};
-use crate::model::transaction::TransactionId;
+use crate::model::transaction::{DeadLetterId, TransactionId};
 
 /// What can be held.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -26,6 +26,7 @@ pub(super) enum Resource {
     /// that share them would only wait for each other.
     Append(u64, u64),
     Cursor(CursorKey),
+    DeadLetter(DeadLetterId),
 }
 
 impl Resource {

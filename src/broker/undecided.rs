@@ -249,6 +249,11 @@ impl State {
                         self.take_batch(loose.slot, loose.stored, &loose.table, now);
                     }
                 }
+                records::DEAD_LETTERS_DELETED => {
+                    for id in records::decode_dead_letters_deleted(effect.body)? {
+                        self.unfile(&id);
+                    }
+                }
                 _ => return Err(Malformed),
             }
         }

@@ -5,6 +5,7 @@ use super::command::DeadLetterQuery;
 use super::options::QueueOptions;
 use super::peer::{PeerDeadLetter, QueuePart};
 use super::reply::PartitionRow;
+use super::transaction::DeadLetterId;
 use crate::base::ids::{LeaseId, Offset, PartitionId, ShardId};
 
 /// One request of an operator.
@@ -16,6 +17,8 @@ pub enum InspectRequest {
         transaction_id: String,
     },
     DeadLetters(DeadLetterQuery),
+    /// One row with its message, answered as a listing of none or one.
+    DeadLetter(DeadLetterAddress),
     /// Rows of one message's address, all groups'.
     DeleteDeadLetters {
         partition: PartitionId,
@@ -43,6 +46,17 @@ pub enum InspectRequest {
     RecordTrace(NewTrace),
     Traces(TraceQuery),
     TraceNames(Page),
+}
+
+/// How a dead letter is named.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum DeadLetterAddress {
+    Id(DeadLetterId),
+    /// Of several groups' rows the newest.
+    Message {
+        partition: PartitionId,
+        transaction_id: String,
+    },
 }
 
 /// What a listing's second step reads: the page's rows on one shard.

@@ -8,7 +8,10 @@ use super::command::{AckItem, FrameGroup, PushItem};
 use super::error::Refusal;
 use super::peer::{PeerAcks, PushBatch};
 use super::reply::PushResult;
-use crate::base::ids::{MessageId, Offset};
+use crate::base::ids::{MessageId, Offset, PartitionId};
+
+/// A dead letter's row: a UUID of version 7.
+pub type DeadLetterId = [u8; 16];
 
 /// One attempt of a transaction: a UUID of version 7, never used twice.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -21,6 +24,8 @@ pub struct TransactionRequest<'a> {
     pub items: Vec<TransactionItem<'a>>,
     /// Messages that the client framed; they count behind `items`.
     pub frames: Vec<FrameGroup<'a>>,
+    /// Dead letters that are taken out of the listing: their ids, and the partitions they are of.
+    pub takes: Vec<(DeadLetterId, PartitionId)>,
     /// Stamped into `items`, and into `frames` already.
     pub producer: Option<&'a str>,
 }
@@ -66,6 +71,8 @@ pub struct RolledBack {
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Rollback {
+    /// A dead letter is not there any more.
+    Gone,
     /// Lease wrong or expired, message unknown, outside its batch or settled.
     RejectedAck,
     /// A pushed id is stored already.
@@ -78,6 +85,7 @@ impl Rollback {
     /// The `reason` of the wire.
     pub fn word(self) -> &'static str {
         match self {
+            Self::Gone => "gone",
             Self::RejectedAck => "rejected_ack",
             Self::Duplicate => "duplicate",
             Self::TooLarge => "too_large",
@@ -91,6 +99,7 @@ pub struct Share {
     /// Acks by group, in order of appearance. An item's index is the ack's place in the request.
     pub acks: Vec<(String, PeerAcks)>,
     pub pushes: Vec<SharePush>,
+    pub takes: Vec<DeadLetterId>,
 }
 
 /// The messages of a transaction for one partition.
@@ -134,9 +143,10 @@ pub enum ShareFailure {
     Refused(Refusal),
 }
 
-/// The order in which guards count: acks before pushes, each in request order.
+/// The order in which guards count: dead letters, acks, pushes, each in request order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum GuardPlace {
+    Take,
     Ack(u32),
     Push(u32),
 }

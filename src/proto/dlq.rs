@@ -1,11 +1,15 @@
-//! Listing dead letters.
+//! Listing, purging and replaying dead letters.
 
-use super::json::{self, Fields};
+use serde::Deserialize;
+
+use super::check_budget;
+use super::json::{self, Fields, Text};
 use super::opener::Opener;
 use super::pop::{payload_or_null, unshowable};
 use super::query::Query;
 use crate::base::buf::IoBuf;
-use crate::base::limits;
+use crate::base::ids::{MessageId, Offset};
+use crate::base::{limits, uuid};
 use crate::model::command::DeadLetterQuery;
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame;
@@ -117,6 +121,109 @@ fn write_row<B: IoBuf>(
         .micros("failedAt", row.failed_at_us)
         .end();
     Ok(())
+}
+
+/// Where a dead letter goes that is replayed: another queue or partition, if the body names one.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Destination {
+    pub queue: Option<String>,
+    pub partition: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct WireDestination<'a> {
+    #[serde(borrow)]
+    queue: Option<Text<'a>>,
+    #[serde(borrow)]
+    partition: Option<Text<'a>>,
+}
+
+/// Reads the body of a replay, which may be empty.
+pub fn decode_destination(body: &[u8]) -> Result<Destination, Refusal> {
+    let body = if body.trim_ascii().is_empty() { b"{}" } else { body };
+    let wire: WireDestination<'_> = json::read_object(body)?;
+    let own = |name: Option<Text<'_>>| name.map(|Text(name)| name.into_owned());
+    let destination = Destination { queue: own(wire.queue), partition: own(wire.partition) };
+    let empty = |name: &Option<String>| name.as_ref().is_some_and(String::is_empty);
+    if empty(&destination.queue) || empty(&destination.partition) {
+        return Err(Refusal::new(ErrorCode::BadRequest, "queue and partition may not be empty"));
+    }
+    let (queue, partition) = (&destination.queue, &destination.partition);
+    check_budget(queue.as_deref().unwrap_or(""), [partition.as_deref().unwrap_or(""), ""])?;
+    Ok(destination)
+}
+
+/// What a replay pushes.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Replay {
+    pub transaction_id: String,
+    pub payload: Vec<u8>,
+    pub producer: Option<String>,
+    pub original_transaction_id: Vec<u8>,
+}
+
+/// The message of a row as it is pushed again: with an id that only this row gives.
+pub fn replay_of<B: IoBuf>(row: &DeadLetter<B>, opener: &mut Opener) -> Result<Replay, Refusal> {
+    let bytes = row.frame.contiguous();
+    let Some((frame, [])) = frame::split_frame(&bytes) else {
+        return Err(unshowable("a dead letter is not one whole message"));
+    };
+    let payload = payload_or_null(opener.decrypting.payload(row.partition_id, &frame)?);
+    Ok(Replay {
+        transaction_id: format!("dlq:{}", uuid::to_string(&row.id)),
+        payload: payload.to_vec(),
+        producer: frame.producer.map(|sub| String::from_utf8_lossy(sub).into_owned()),
+        original_transaction_id: frame.transaction_id.to_vec(),
+    })
+}
+
+/// Writes what became of a replay. Where the derived id is stored already nothing is written and
+/// the row stays.
+pub fn encode_replayed<B: IoBuf>(
+    row: &DeadLetter<B>,
+    replay: &Replay,
+    (queue, partition): (&str, &str),
+    (moved, id, offset): (bool, MessageId, Offset),
+    out: &mut Vec<u8>,
+) {
+    let mut fields = Fields::begin(out);
+    fields
+        .boolean("success", true)
+        .text("result", if moved { "moved" } else { "duplicate" })
+        .text("queue", queue)
+        .text("partition", partition)
+        .text("consumerGroup", &row.group)
+        .uuid("dlqId", &row.id);
+    write_bytes(fields.key("originalTransactionId"), &replay.original_transaction_id);
+    fields.object("replayedAs", |pushed| {
+        pushed
+            .integer("index", 0)
+            .uuid("message_id", &id.0)
+            .text("transaction_id", &replay.transaction_id)
+            .text("queueName", queue)
+            .text("status", if moved { "queued" } else { "duplicate" })
+            .integer("offset", offset.0);
+    });
+    fields.boolean("dlqRowRemoved", moved).end();
+}
+
+/// There is no such dead letter.
+pub fn encode_gone(out: &mut Vec<u8>) {
+    Fields::begin(out)
+        .boolean("success", false)
+        .text("result", "gone")
+        .text("error", "Message not found")
+        .end();
+}
+
+/// The replay cannot be done as asked.
+pub fn encode_not_replayed(reason: &str, text: &str, out: &mut Vec<u8>) {
+    Fields::begin(out)
+        .boolean("success", false)
+        .text("error", text)
+        .text("reason", reason)
+        .boolean("dlqRowRemoved", false)
+        .end();
 }
 
 fn write_quoted_integer(out: &mut Vec<u8>, n: u64) {

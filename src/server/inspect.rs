@@ -5,6 +5,7 @@ use std::rc::Rc;
 use super::answer::{Answer, JSON};
 use super::node::Node;
 use super::operate::{query, queue_rows, unexpected};
+use super::replay::{self, ReplayRoute};
 use super::shard::ShardHandle;
 use crate::http::{Method, Request};
 use crate::model::command::Command;
@@ -35,6 +36,7 @@ pub enum InspectRoute<'a> {
     TraceNames,
     TracesByName(&'a str),
     Traces(&'a str, &'a str),
+    Replay(ReplayRoute<'a>),
 }
 
 pub fn find<'a>(method: Method, path: &[&'a str]) -> Option<InspectRoute<'a>> {
@@ -59,7 +61,7 @@ pub fn find<'a>(method: Method, path: &[&'a str]) -> Option<InspectRoute<'a>> {
         (Get | Head, ["traces", "names"]) => R::TraceNames,
         (Get | Head, ["traces", "by-name", name]) => R::TracesByName(name),
         (Get | Head, ["traces", partition, id]) => R::Traces(partition, id),
-        _ => return None,
+        _ => return replay::find(method, path).map(R::Replay),
     })
 }
 
@@ -75,6 +77,7 @@ pub async fn answer(
         InspectRoute::Message(partition, id) => show_message(node, shard, partition, id).await,
         InspectRoute::DeleteMessage(partition, id) => delete_message(shard, partition, id).await,
         InspectRoute::PurgeDeadLetters => purge(shard, &query).await,
+        InspectRoute::Replay(route) => replay::replay(node, shard, route, request).await,
         InspectRoute::Depth(queue) => {
             let wanted = loads::decode_depth(queue, &query);
             let found = read_loads(shard, wanted.clone()).await?;

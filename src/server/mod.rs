@@ -26,6 +26,7 @@ pub mod node;
 pub mod observe;
 pub mod operate;
 pub mod process;
+mod replay;
 pub mod replies;
 pub mod route;
 pub mod sampler;

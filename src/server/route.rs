@@ -183,8 +183,6 @@ pub(super) const UNBUILT: &[(Method, &str, &str)] = &[
     (Method::Delete, "/api/v1/ephemeral/*", "ephemeral queues"),
     (Method::Get, "/api/v1/resources/kv/namespaces", "kv namespaces"),
     (Method::Post, "/api/v1/resources/kv/list", "kv list"),
-    (Method::Post, "/api/v1/messages/:/:/retry", "message retry"),
-    (Method::Post, "/api/v1/dlq/:/replay", "dead letter replay"),
     (Method::Post, "/api/v1/consumer-groups/positions", "consumer group positions"),
     (Method::Delete, "/api/v1/consumer-groups/:", "consumer groups"),
     (Method::Delete, "/api/v1/consumer-groups/:/queues/:", "consumer groups"),
