@@ -30,7 +30,9 @@ fn push(core: &mut Harness, places: &[(String, String)]) {
             payload: b"1",
         })
         .collect();
-    let Reply::Push(results) = core.run(Command::Push { items: &items, producer: None }) else { panic!("a push") };
+    let Reply::Push(results) = core.run(Command::Push { items: &items, producer: None }) else {
+        panic!("a push")
+    };
     assert_eq!(results.len(), places.len());
 }
 
@@ -51,6 +53,7 @@ fn pop_all(core: &mut Harness, queue: &str) {
         lease_seconds: None,
         subscription: Subscription::All,
         autopilot: false,
+        conflation: false,
     };
     let Reply::Pop(reply) = core.run(Command::Pop(request)) else { panic!("a pop") };
     assert!(!reply.claims.is_empty());

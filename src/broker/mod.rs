@@ -3,6 +3,7 @@
 
 mod ack;
 mod append;
+mod autopilot;
 mod claim;
 mod commit;
 mod dead_letters;
@@ -10,8 +11,11 @@ mod deadlines;
 mod dedup;
 pub mod effect;
 mod group;
+mod group_state;
+mod groups;
 mod history;
 mod lease;
+mod leased_ids;
 mod line;
 mod owner;
 mod partition;
@@ -29,6 +33,7 @@ pub mod shard;
 mod share;
 mod start;
 mod state;
+mod sweep;
 mod task;
 mod transact;
 mod turns;

@@ -4,6 +4,7 @@
 use std::collections::BTreeMap;
 
 use super::effect::Effects;
+use super::group::{Cursor, Group};
 use super::queue::Queue;
 use super::shard::{ReadUse, Shard};
 use super::task::Task;
@@ -117,16 +118,10 @@ impl<B: IoBuf> Shard<B> {
     fn partition_row(&self, queue: &Queue, slot: u32) -> Option<PartitionRow> {
         let partition = self.state.parts.get(slot)?;
         let retained = partition.retained();
-        let owed = |next: Option<crate::base::ids::Offset>| match next {
-            Some(next) => partition.next_offset.0 - next.max(partition.log_start).0,
-            None => retained,
-        };
+        let owed = |g: &Group| partition.next_offset.0 - g.settled_to(slot, partition).0;
         let named = queue.groups.iter().skip(1).flatten().filter(|g| g.start.is_some());
-        let position = |g: &super::group::Group| g.cursors.get(&slot).map(|c| c.next);
-        let unconsumed = named
-            .map(|g| owed(position(g)))
-            .max()
-            .unwrap_or_else(|| queue.group(0).map_or(retained, |g| owed(position(g))));
+        let unconsumed =
+            named.map(owed).max().unwrap_or_else(|| queue.group(0).map_or(retained, owed));
         let cursors = || queue.groups.iter().flatten().filter_map(|g| g.cursors.get(&slot));
         Some(PartitionRow {
             id: self.state.id_of(slot),
@@ -135,7 +130,7 @@ impl<B: IoBuf> Shard<B> {
             counts: Counts {
                 total: retained,
                 unconsumed,
-                processing: cursors().map(super::group::Cursor::leased_count).max().unwrap_or(0),
+                processing: cursors().map(Cursor::leased_count).max().unwrap_or(0),
                 dead_lettered: self
                     .state
                     .dead_letters

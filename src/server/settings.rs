@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::auth::AuthSettings;
 use crate::base::cipher::Keys;
+use crate::model::command::Subscription;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -33,6 +34,8 @@ pub struct Settings {
     pub keys: Keys,
     /// `None`: everybody may do everything.
     pub auth: Option<AuthSettings>,
+    /// How a group subscribes that does not say how: new messages only, or all.
+    pub default_subscription: Subscription,
 }
 
 /// No machine has more; a range beyond it is a slip of the pen.
