@@ -48,6 +48,7 @@ impl Bench {
             lease_seconds: None,
             subscription: Subscription::All,
             autopilot: false,
+            conflation: false,
         };
         match self.0.run(Command::Pop(request)) {
             Reply::Pop(reply) if reply.claims.len() == 1 => reply,

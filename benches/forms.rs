@@ -24,7 +24,7 @@ use lanemq::base::ids::{LeaseId, MessageId, Offset, PartitionId};
 use lanemq::base::prng::Prng;
 use lanemq::base::uuid;
 use lanemq::model::frame::{self, BatchHead};
-use lanemq::model::reply::{Claim, PopReply};
+use lanemq::model::reply::{Claim, Conflation, PopReply};
 use lanemq::proto::pop;
 use lanemq::proto::push_binary::{Form, FramedBody};
 
@@ -191,6 +191,7 @@ fn claim(partition: u64, batches: u64, zstd: bool) -> Claim<HeapBuf> {
         partition_id: PartitionId(partition),
         start: Offset(0),
         end: Offset(batches * MESSAGES as u64 - 1),
+        epoch: 0,
         attempt: 1,
         batches: (0..batches).map(batch).collect(),
     }
@@ -203,6 +204,7 @@ fn reply(claims: u64, batches: u64, zstd: bool) -> PopReply<HeapBuf> {
         lease_id: Some(LeaseId([3; 16])),
         claims: (0..claims).map(|n| claim(n, batches, zstd)).collect(),
         autopilot: None,
+        conflation: Conflation::Off,
     }
 }
 

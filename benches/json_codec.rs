@@ -7,7 +7,7 @@ use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use lanemq::base::buf::{Gather, HeapBuf, Slice};
 use lanemq::base::ids::{LeaseId, MessageId, Offset, PartitionId};
 use lanemq::model::frame::{self, BatchHead};
-use lanemq::model::reply::{Claim, PopReply, PushResult};
+use lanemq::model::reply::{Claim, Conflation, PopReply, PushResult};
 use lanemq::proto::{ack, pop, push};
 
 const MESSAGES: usize = 100;
@@ -73,6 +73,7 @@ fn pop_reply() -> PopReply<HeapBuf> {
         partition_id: PartitionId(7),
         start: Offset(1_000),
         end: Offset(1_000 + MESSAGES as u64 - 1),
+        epoch: 0,
         attempt: 1,
         batches: vec![Gather::Slices([Slice::new(stored, 0, len)].into_iter().collect())],
     };
@@ -82,6 +83,7 @@ fn pop_reply() -> PopReply<HeapBuf> {
         lease_id: Some(LeaseId([3; 16])),
         claims: vec![claim],
         autopilot: None,
+        conflation: Conflation::Off,
     }
 }
 

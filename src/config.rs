@@ -15,6 +15,7 @@ use clap::{Parser, ValueEnum};
 
 use crate::base::cipher::Keys;
 use crate::base::limits;
+use crate::model::command::Subscription;
 use crate::server::host::StartRefused;
 use crate::server::settings::{Settings, parse_cpus};
 
@@ -83,6 +84,12 @@ pub struct Config {
     #[arg(long, env = "LANEMQ_TRACE_RETENTION_SECONDS", default_value_t = limits::TRACE_RETENTION_SECONDS_DEFAULT)]
     pub trace_retention_seconds: u64,
 
+    /// Where a group starts that says nothing of it at its first pop: `new` for messages from
+    /// then on, `all` for everything stored. Any word but `new`, `new-only`, `new_only` and
+    /// `newonly` means `all`.
+    #[arg(long, env = "LANEMQ_DEFAULT_SUBSCRIPTION_MODE", default_value = "new", value_parser = subscription_mode)]
+    pub default_subscription_mode: Subscription,
+
     /// Least severe log lines to write: error, warn, info, debug, trace, or a filter such as
     /// `info,lanemq=debug`.
     #[arg(long, env = "LANEMQ_LOG_LEVEL", default_value = "info")]
@@ -124,6 +131,7 @@ impl Config {
             max_body_bytes: in_memory(self.max_body_bytes),
             compress_bytes: self.compress_json.map(in_memory),
             trace_retention_seconds: self.trace_retention_seconds,
+            default_subscription: self.default_subscription_mode,
             keys: keys(self.encryption_key_file.as_deref(), |name| std::env::var(name).ok())
                 .map_err(bad_key)?,
             auth: self.auth.settings(|name| std::env::var(name).ok()).map_err(bad_auth)?,
@@ -187,6 +195,11 @@ fn with_aliases(mut args: Vec<OsString>, env: impl Fn(&str) -> Option<String>) -
             "LANEMQ_TRACE_RETENTION_SECONDS",
             "QUEEN_RAFT_TRACE_RETENTION_S",
         ),
+        (
+            "--default-subscription-mode",
+            "LANEMQ_DEFAULT_SUBSCRIPTION_MODE",
+            "DEFAULT_SUBSCRIPTION_MODE",
+        ),
     ]
     .into_iter()
     .chain(auth::ALIASES)
@@ -241,6 +254,15 @@ fn bounded(text: &str, least: u64, most: u64, step: u64) -> Result<ByteSize, Str
         return Err(format!("must be a multiple of {step} bytes"));
     }
     Ok(size)
+}
+
+/// The words of the published brokers, and what they make of any other.
+fn subscription_mode(text: &str) -> Result<Subscription, String> {
+    const NEW: [&str; 4] = ["new", "new-only", "new_only", "newonly"];
+    let word = text.trim();
+    // Empty is not set.
+    let new = word.is_empty() || NEW.iter().any(|new| word.eq_ignore_ascii_case(new));
+    Ok(if new { Subscription::New } else { Subscription::All })
 }
 
 fn segment_bytes(text: &str) -> Result<ByteSize, String> {
@@ -312,6 +334,21 @@ mod tests {
             ["--memory-limit", "1"],
         ] {
             assert!(parse(&bad).is_err(), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn the_default_subscription_has_the_published_words() {
+        let mode = |word: &str| {
+            let given = ["--default-subscription-mode", word];
+            parse(&given).unwrap().default_subscription_mode
+        };
+        assert_eq!(parse(&[]).unwrap().default_subscription_mode, Subscription::New);
+        for word in ["new", "NEW", "new-only", "new_only", "newonly", ""] {
+            assert_eq!(mode(word), Subscription::New, "{word}");
+        }
+        for word in ["all", "All", "latest"] {
+            assert_eq!(mode(word), Subscription::All, "{word}");
         }
     }
 

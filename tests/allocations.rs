@@ -16,7 +16,7 @@ mod harness;
 use counted::allocations;
 use harness::Harness;
 use lanemq::http::{Decoder, Limits, Request, Step};
-use lanemq::model::command::{Command, PopTarget};
+use lanemq::model::command::{Command, PopTarget, Subscription};
 use lanemq::model::reply::Reply;
 use lanemq::proto::pop::Opener;
 use lanemq::proto::query::Query;
@@ -74,7 +74,7 @@ impl Server {
         let request = self.receive(bytes);
         let command = {
             let query: Query<'_> = request.target.query().collect::<Result<_, _>>().unwrap();
-            pop::decode(PopTarget::Queue("q".into()), &query).unwrap().request
+            pop::decode(PopTarget::Queue("q".into()), &query, Subscription::New).unwrap().request
         };
         let Reply::Pop(reply) = self.core.run(Command::Pop(command)) else { panic!("a pop") };
         self.out.clear();

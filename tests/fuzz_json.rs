@@ -9,10 +9,10 @@ use lanemq::base::buf::{Gather, HeapBuf};
 use lanemq::base::ids::{LeaseId, MessageId, Offset, PartitionId};
 use lanemq::base::limits;
 use lanemq::base::prng::Prng;
-use lanemq::model::command::PopTarget;
+use lanemq::model::command::{PopTarget, Subscription};
 use lanemq::model::error::Refusal;
 use lanemq::model::frame::{self, BatchHead};
-use lanemq::model::reply::{AckResult, Claim, PopReply, PushResult};
+use lanemq::model::reply::{AckResult, Claim, Conflation, PopReply, PushResult};
 use lanemq::proto::query::Query;
 use lanemq::proto::{ack, configure, dlq, error, lease, pop, push};
 
@@ -154,6 +154,7 @@ fn check_pop_answer(batch: Vec<u8>, messages: usize) {
         partition_id: PartitionId(1),
         start: Offset(0),
         end: Offset(u64::MAX),
+        epoch: 0,
         attempt: 1,
         batches: vec![Gather::<HeapBuf>::Owned(batch)],
     };
@@ -163,6 +164,7 @@ fn check_pop_answer(batch: Vec<u8>, messages: usize) {
         lease_id: Some(LeaseId::default()),
         claims: vec![claim],
         autopilot: None,
+        conflation: Conflation::Off,
     };
     let mut out = Vec::new();
     pop::encode_json(&reply, false, &mut pop::Opener::default(), &mut out)
@@ -196,6 +198,7 @@ fn check_acks(body: &[u8]) {
             lease_released: true,
             dead_lettered: false,
             noop: false,
+            conflated: None,
         };
         let mut out = Vec::new();
         ack::encode(&request.items, &vec![done; request.items.len()], &mut out);
@@ -230,7 +233,7 @@ fn check_query(text: &str) {
     ];
     targets.extend(pop::labels(&query));
     for target in targets {
-        match pop::decode(target, &query) {
+        match pop::decode(target, &query, Subscription::New) {
             Err(refusal) => must_encode(&refusal),
             Ok(pop::PopParams { request, .. }) => {
                 assert!(request.batch.is_none_or(|n| (1..=limits::POP_BATCH_MAX).contains(&n)));

@@ -53,6 +53,7 @@ fn pop_all(core: &mut Harness, queue: &str) {
         lease_seconds: None,
         subscription: Subscription::All,
         autopilot: false,
+        conflation: false,
     };
     let Reply::Pop(reply) = core.run(Command::Pop(request)) else { panic!("a pop") };
     assert!(!reply.claims.is_empty());

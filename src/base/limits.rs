@@ -75,6 +75,9 @@ pub const SEGMENT_BYTES_MAX: u64 = 16 << 30;
 pub const POP_BATCH_DEFAULT: u32 = 200;
 pub const POP_BATCH_MAX: u32 = 10_000;
 pub const POP_PARTITIONS_MAX: u32 = 64;
+/// Batches that autopilot chooses.
+pub const AUTOPILOT_BATCH_MIN: u32 = 100;
+pub const AUTOPILOT_BATCH_MAX: u32 = 1_000;
 /// A pop claims no further records once its answer holds this much payload.
 pub const POP_BYTES_MAX: usize = 32 << 20;
 pub const POP_TIMEOUT_MS_DEFAULT: u64 = 30_000;
@@ -90,6 +93,14 @@ pub const LEASE_SECONDS_DEFAULT: u32 = 300;
 pub const LEASE_SECONDS_MAX: u32 = 315_360_000;
 /// How long a repeated ack of a released lease is still recognised.
 pub const RELEASED_LEASE_MS: u64 = 15 * 60 * 1_000;
+
+/// Queues whose owners a change of a group on all its queues asks at once.
+pub const GROUP_QUEUES_AT_ONCE: usize = 64;
+/// Partitions or cursors looked at in one slice of a sweep: a few hundred microseconds.
+pub const SWEEP_SLICE: usize = 1_000;
+
+/// Partitions whose pinned waiters look again in one slice: each may claim.
+pub const PINNED_SLICE: usize = 64;
 
 pub const DLQ_LIMIT_DEFAULT: usize = 100;
 pub const DLQ_LIMIT_MAX: usize = 1_000;

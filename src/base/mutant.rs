@@ -33,10 +33,14 @@ pub enum Mutant {
     CommitBeforeDurable,
     /// The coordinator applies a committed transaction, the other participants do not.
     CommitsOnOneShard,
+    /// Settling upward from a spent message passes one that nobody named.
+    SettleSkips,
+    /// A seek's record does not say where the log stood.
+    SeekForgetsCut,
 }
 
 impl Mutant {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::NoDataSync,
         Self::NoManifestSync,
         Self::NoDirectorySync,
@@ -50,6 +54,8 @@ impl Mutant {
         Self::PreparedBeforeDurable,
         Self::CommitBeforeDurable,
         Self::CommitsOnOneShard,
+        Self::SettleSkips,
+        Self::SeekForgetsCut,
     ];
 
     /// Whether this fault is planted in this process.

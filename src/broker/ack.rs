@@ -6,12 +6,13 @@
 //! broker minted, whose own time says which batches to look at). Tables that are not in memory
 //! are read first; the request then runs on the state it finds.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashSet};
 
 use smallvec::SmallVec;
 
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End, Lease};
+use super::leased_ids::LeasedIds;
 use super::partition::{BatchRef, Partition, Slot};
 use super::records::{self, DeadLetterRecord, ReleasedRecord};
 use super::settle::{Batch, Place, Settled, settle};
@@ -26,7 +27,7 @@ use crate::base::uuid;
 use crate::model::command::{AckRequest, AckStatus};
 use crate::model::error::Refusal;
 use crate::model::frame::BatchHead;
-use crate::model::peer::{AckTarget, GivenLease, PeerAck, PeerAcks, PeerMsg, TaskId};
+use crate::model::peer::{AckTarget, GivenLease, GroupStart, PeerAck, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{AckResult, Reply};
 use crate::model::traffic::Traffic;
 
@@ -82,7 +83,6 @@ pub(super) type Tables = BTreeMap<LogPosition, Vec<u64>>;
 pub(super) enum Judgement {
     /// One result an item, `dead_lettered` still to be set.
     Settles(Vec<AckResult>, Settled),
-    Refused(Vec<AckResult>),
     /// The lease that was given is not the cursor's, or has lapsed.
     NotCurrent(Option<LeaseId>),
 }
@@ -177,6 +177,7 @@ fn refused(error: &'static str) -> AckResult {
         lease_released: false,
         dead_lettered: false,
         noop: false,
+        conflated: None,
     }
 }
 
@@ -393,13 +394,12 @@ impl<B: IoBuf> Shard<B> {
         let Some(key) = self.cursor_key(target.partition_id, group) else {
             return Ok(vec![refused(NO_PARTITION); items.len()]);
         };
-        let Some(cursor) = self.state.cursor(key).cloned() else {
+        let Some(cursor) = self.ack_cursor(key) else {
             return Ok(vec![refused(UNRESOLVED); items.len()]);
         };
         let (mut results, settled) =
             match self.judge_target(now, key, &cursor, target.lease, items, tables) {
                 Judgement::Settles(results, settled) => (results, settled),
-                Judgement::Refused(results) => return Ok(results),
                 Judgement::NotCurrent(given) => {
                     return Ok(self.ack_repeated(key, &cursor, given, items, tables));
                 }
@@ -421,11 +421,6 @@ impl<B: IoBuf> Shard<B> {
         items: &[Item<'_>],
         tables: &Tables,
     ) -> Judgement {
-        // A cursor that was never written only says that the partition was looked at: nothing
-        // was delivered to the group there, so it has nothing to ack.
-        if cursor.segment.is_none() {
-            return Judgement::Refused(vec![refused(UNRESOLVED); items.len()]);
-        }
         let held = cursor.lease.as_ref().filter(|l| !l.reserved);
         if lease != GivenLease::None {
             let given = match lease {
@@ -438,12 +433,21 @@ impl<B: IoBuf> Shard<B> {
             }
         }
         let partition = self.state.parts.get(key.slot).expect("its cursor exists");
+        let first = cursor.next.max(partition.log_start);
         let last = held
             .map(|l| l.record.end)
             .or_else(|| partition.high_watermark().0.checked_sub(1).map(Offset));
         let places = self.resolve_all(key, cursor, items, last, tables);
-        let judged: Vec<(AckStatus, Place)> =
-            items.iter().map(|i| i.status).zip(places.iter().copied()).collect();
+        let conflating = held.filter(|l| l.record.conflating).map(|l| l.record.end);
+        let judged: Vec<(AckStatus, Place)> = items
+            .iter()
+            .zip(&places)
+            .map(|(item, place)| match (conflating, place) {
+                // The delivered message stands for all before it.
+                (Some(end), Place::At(_)) => (item.status, Place::At(end)),
+                _ => (item.status, *place),
+            })
+            .collect();
         let options = &self.state.catalog.get(key.queue).expect("its cursor exists").image.options;
         let batch = Batch {
             next: cursor.next,
@@ -452,11 +456,32 @@ impl<B: IoBuf> Shard<B> {
             retry_limit: options.retry_limit,
         };
         let settled = settle(batch, &judged);
+        // How many messages went undelivered with the one that was acked.
+        let acked = settled.complete && settled.spent.is_empty();
+        let conflated = conflating.filter(|_| acked).map(|end| end.0.saturating_sub(first.0));
         let results = judged.iter().map(|(status, place)| AckResult {
             lease_released: settled.release,
+            conflated: conflated.filter(|_| matches!(place, Place::At(_))),
             ..verdict(*status, *place, held.is_some())
         });
         Judgement::Settles(results.collect(), settled)
+    }
+
+    /// The cursor an ack is judged by. One that was never written only says that the partition
+    /// was looked at: nothing was delivered to the group there, so it has nothing to ack. But a
+    /// seek has put the group somewhere on every partition.
+    pub(super) fn ack_cursor(&self, key: CursorKey) -> Option<Cursor> {
+        let group = self.state.catalog.get(key.queue)?.group(key.group)?;
+        let cursor = group.cursors.get(&key.slot);
+        if let Some(written) = cursor.filter(|c| c.segment.is_some()) {
+            return Some(written.clone());
+        }
+        if !matches!(group.start, Some(GroupStart::Seek(_))) {
+            return None;
+        }
+        let partition = self.state.parts.get(key.slot)?;
+        let sought = || Cursor::at(group.settled_to(key.slot, partition));
+        Some(cursor.cloned().unwrap_or_else(sought))
     }
 
     pub(super) fn files_dead_letters(&self, key: CursorKey) -> bool {
@@ -481,9 +506,12 @@ impl<B: IoBuf> Shard<B> {
         let files = self.files_dead_letters(key);
         let filed =
             if files { self.dead_letters(now, key, cursor, settled, items) } else { vec![] };
+        let conflating = cursor.lease.as_ref().is_some_and(|l| l.record.conflating);
         let attempt = match (settled.clear_attempt, cursor.attempt_count) {
             (true, _) => (Offset(0), 0),
             (false, 0) => (cursor.attempt_offset, 0),
+            // The newest message is another one, or the same as before.
+            (false, count) if conflating => (cursor.attempt_offset, count),
             // Redelivery starts at the cursor and counts on from what was delivered before.
             (false, count) => (settled.next, count),
         };
@@ -506,6 +534,7 @@ impl<B: IoBuf> Shard<B> {
         mut change: CursorChange,
         fx: &mut Effects<B>,
     ) -> Result<(), Refusal> {
+        let before = cursor.next;
         let ended = change.make(&mut cursor);
         let filed = std::mem::take(&mut change.filed);
         let dead = filed.len() as u64;
@@ -514,6 +543,10 @@ impl<B: IoBuf> Shard<B> {
             self.count(key.queue, |t| t.dead_letters += dead);
         }
         self.store_cursor(key, cursor, filed)?;
+        if let (Some(lease), Some(group)) = (&ended, self.state.group_mut(key)) {
+            let passed_us = now.wall_us.saturating_sub(lease.record.granted_us);
+            group.note_acked(change.next.0 - before.0, passed_us);
+        }
         self.cursor_changed(now, key, change.released, ended, fx);
         Ok(())
     }
@@ -607,6 +640,7 @@ impl<B: IoBuf> Shard<B> {
                         lease_released: true,
                         dead_lettered: false,
                         noop: false,
+                        conflated: None,
                     }
                 } else {
                     refused(UNRESOLVED)
@@ -699,17 +733,23 @@ impl<B: IoBuf> Shard<B> {
         group: &str,
         needed: &mut Vec<BatchRef>,
     ) {
-        let mut searches: SmallVec<[Option<(CursorKey, LeasedIds)>; 1]> = acks
+        type Search = (CursorKey, Option<Cursor>, LeasedIds);
+        let mut searches: SmallVec<[Option<Search>; 1]> = acks
             .targets
             .iter()
             .map(|target| {
                 let key = self.cursor_key(target.partition_id, group)?;
-                Some((key, LeasedIds::of(self.state.cursor(key)?)))
+                // Where a seek put it without saying so for this partition.
+                let sought =
+                    if self.state.cursor(key).is_none() { self.ack_cursor(key) } else { None };
+                let cursor = self.state.cursor(key).or(sought.as_ref())?;
+                let search = LeasedIds::of(cursor);
+                Some((key, sought, search))
             })
             .collect();
         for (item, fingerprint) in acks.items.iter().zip(fingerprints) {
-            let Some((key, search)) = &mut searches[item.target as usize] else { continue };
-            let Some(cursor) = self.state.cursor(*key) else { continue };
+            let Some((key, sought, search)) = &mut searches[item.target as usize] else { continue };
+            let Some(cursor) = self.state.cursor(*key).or(sought.as_ref()) else { continue };
             let leased = cursor.lease.as_ref().map_or(&[][..], |lease| &lease.ids);
             if search.find(leased, *fingerprint).is_none() {
                 self.tables_of(*key, cursor, *fingerprint, acks.id(item), needed);
@@ -764,52 +804,6 @@ fn minted_at_us(id: [u8; 16]) -> i64 {
     i64::from_be_bytes(millis).saturating_mul(1_000)
 }
 
-/// Looks ids of one request up in a lease's list. An id may stand there twice (its queue has no
-/// dedup window); the lowest message that is not settled is meant.
-struct LeasedIds {
-    /// Messages of the lease already settled.
-    settled: usize,
-    /// Where an ack of the whole batch in its order stands.
-    next: usize,
-    /// So far the items named one message after the other: an id seen before would be an
-    /// earlier item's, so the next message is the lowest that can be meant.
-    in_step: bool,
-    /// Lowest place of each id, made when the items are not in step.
-    first: Option<HashMap<u64, usize, ahash::RandomState>>,
-}
-
-impl LeasedIds {
-    fn of(cursor: &Cursor) -> Self {
-        let settled = cursor.lease.as_ref().map_or(0, |lease| {
-            (cursor.next.0.saturating_sub(lease.record.first.0) as usize).min(lease.ids.len())
-        });
-        Self { settled, next: settled, in_step: true, first: None }
-    }
-
-    /// The items so far and this one name one message after the other.
-    fn is_next(&self, ids: &[u64], wanted: u64) -> bool {
-        self.in_step && ids.get(self.next) == Some(&wanted)
-    }
-
-    fn find(&mut self, ids: &[u64], wanted: u64) -> Option<usize> {
-        if self.is_next(ids, wanted) {
-            self.next += 1;
-            return Some(self.next - 1);
-        }
-        self.in_step = false;
-        let settled = self.settled;
-        let first = self.first.get_or_insert_with(|| {
-            let hasher = ahash::RandomState::with_seeds(25, 26, 27, 28);
-            let mut first = HashMap::with_capacity_and_hasher(ids.len(), hasher);
-            for at in (settled..ids.len()).chain(0..settled) {
-                first.entry(ids[at]).or_insert(at);
-            }
-            first
-        });
-        first.get(&wanted).copied()
-    }
-}
-
 /// What one item is told.
 fn verdict(status: AckStatus, place: Place, leased: bool) -> AckResult {
     let completed = status == AckStatus::Completed;
@@ -819,6 +813,7 @@ fn verdict(status: AckStatus, place: Place, leased: bool) -> AckResult {
         lease_released: false,
         dead_lettered: false,
         noop,
+        conflated: None,
     };
     match place {
         Place::At(_) if leased || completed => done(false),

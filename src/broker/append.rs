@@ -458,7 +458,7 @@ impl<B: IoBuf> Shard<B> {
         let (base, created_at_us) = (partition.next_offset, partition.next_stamp(now));
         let stored =
             self.write_batch(records::BATCH, slot, base, created_at_us, piece, items, scratch)?;
-        self.state.install_batch(slot, stored, &scratch.table);
+        self.state.install_batch(slot, stored, &scratch.table, stored.at);
         self.shows_when_durable(slot, stored);
         Ok(base)
     }

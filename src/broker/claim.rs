@@ -10,7 +10,7 @@ use std::rc::Rc;
 use smallvec::SmallVec;
 
 use super::effect::Effects;
-use super::group::{Claimable, Cursor, CursorKey, End, Lease, claimable};
+use super::group::{Claimable, Cursor, CursorKey, End, Group, Lease, claimable};
 use super::partition::BatchRef;
 use super::records::{self, LeaseRecord};
 use super::shard::{Deferred, ReadUse, Shard};
@@ -49,6 +49,7 @@ struct Claiming<B> {
     partition: String,
     start: Offset,
     end: Offset,
+    epoch: u64,
     attempt: u32,
     batches: SmallVec<[BatchRef; 2]>,
     /// Bodies of `batches`, as they come.
@@ -102,6 +103,10 @@ impl<B: IoBuf> Shard<B> {
     ) -> bool {
         self.counters.claims += 1;
         let Some(queue_slot) = self.state.catalog.find(queue) else { return false };
+        let knows = |queue: &super::queue::Queue| queue.knows_group(group);
+        if spec.registered_only && !self.state.catalog.get(queue_slot).is_some_and(knows) {
+            return false;
+        }
         let pinned = match mode {
             ClaimMode::Pinned { partition, subscription } => {
                 let since_us = now.wall_at(Deadline(arrival.since_us));
@@ -156,6 +161,7 @@ impl<B: IoBuf> Shard<B> {
             }
             let Some(slot) = self.next_ready(now, queue, group) else { break };
             let key = CursorKey { queue, group, slot };
+            self.state.forget_outdated(key);
             bytes += self.claim_one(now, key, job, left, fx);
             let taken = job.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum::<u64>();
             left = job.spec.batch.saturating_sub(u32::try_from(taken).unwrap_or(u32::MAX));
@@ -177,6 +183,9 @@ impl<B: IoBuf> Shard<B> {
             return 0;
         }
         let Some(take) = self.take(now, key, cursor.next, batch) else {
+            if self.skip_to_tail(key, &cursor) {
+                return 0;
+            }
             // A window closed again over a partition that stands in the list: out of it, so
             // that the end of the hold is waited for and wakes a pinned pop too.
             if let Some(group) = self.state.group_mut(key) {
@@ -203,7 +212,10 @@ impl<B: IoBuf> Shard<B> {
             group.unlist(key.slot);
         }
         let partition = self.state.parts.get(key.slot).expect("a cursor's partition lives");
+        let group = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group));
+        let cursor = self.state.cursor(key);
         job.claims.push(Claiming {
+            epoch: group.zip(cursor).map_or(0, |(group, cursor)| group.claim_epoch(cursor)),
             key,
             id: self.state.id_of(key.slot),
             partition: partition.name.to_string(),
@@ -217,13 +229,16 @@ impl<B: IoBuf> Shard<B> {
         take.bytes
     }
 
-    /// The first messages of a partition a group may have, up to `batch` of them.
+    /// The first messages of a partition a group may have, up to `batch` of them; of a
+    /// conflating group the last one alone.
     fn take(&self, now: Now, key: CursorKey, next: Offset, batch: u32) -> Option<Take> {
         let partition = self.state.parts.get(key.slot)?;
-        let options = &self.state.catalog.get(key.queue)?.image.options;
+        let queue = self.state.catalog.get(key.queue)?;
+        let options = &queue.image.options;
         let Claimable::Yes { from, to } = claimable(partition, next, options, now) else {
             return None;
         };
+        let from = if self.conflates(key) { Offset(to.0 - 1) } else { from };
         let to = to.min(Offset(from.0 + u64::from(batch)));
         let mut take = Take { start: from, end: from, batches: SmallVec::new(), bytes: 0 };
         for stored in partition.batches_between(from, Offset(to.0 - 1)) {
@@ -235,6 +250,31 @@ impl<B: IoBuf> Shard<B> {
             take.end = Offset(stored.end().min(to).0 - 1);
         }
         (!take.batches.is_empty()).then_some(take)
+    }
+
+    fn conflates(&self, key: CursorKey) -> bool {
+        let queue = self.state.catalog.get(key.queue);
+        queue.and_then(|q| q.group(key.group)).is_some_and(Group::conflates)
+    }
+
+    /// Retention has removed all that a cursor stood before: it moves to the tail, so that it
+    /// tells what can still come. A log that refuses leaves it for the next claim.
+    fn skip_to_tail(&mut self, key: CursorKey, cursor: &Cursor) -> bool {
+        let Some(partition) = self.state.parts.get(key.slot) else { return false };
+        let tail = partition.next_offset;
+        if partition.log_start < tail || cursor.next >= tail || !cursor.is_written() {
+            return false;
+        }
+        let mut moved = cursor.clone();
+        moved.next = tail;
+        let timer = moved.lease.take().and_then(|lease| lease.timer);
+        if self.store_cursor(key, moved, Vec::new()).is_ok() {
+            self.clear_timer(timer);
+        }
+        if let Some(group) = self.state.group_mut(key) {
+            group.unlist(key.slot);
+        }
+        true
     }
 
     /// The cursor with a lease over what was taken, and the delivery attempt this is.
@@ -257,6 +297,7 @@ impl<B: IoBuf> Shard<B> {
         let again = cursor.attempt_offset == take.start && cursor.attempt_count > 0;
         let attempt = if again && !spec.auto_ack { cursor.attempt_count + 1 } else { 1 };
         (cursor.attempt_offset, cursor.attempt_count) = (take.start, attempt);
+        let conflating = self.conflates(key);
         let expires = now.after_us(length_us);
         let reserved = spec.auto_ack;
         let timer = (!reserved).then(|| self.lease_timer(key, expires));
@@ -267,6 +308,7 @@ impl<B: IoBuf> Shard<B> {
                 end: take.end,
                 granted_us: now.wall_us,
                 length_us,
+                conflating,
             },
             expires: if reserved { Deadline::NEVER } else { expires },
             timer,
@@ -291,6 +333,7 @@ impl<B: IoBuf> Shard<B> {
         let slot = self.state.parts.find(queue, partition)?;
         let group = self.state.catalog.get_mut(queue)?.group_slot_or_insert(group);
         let key = CursorKey { queue, group, slot };
+        self.state.forget_outdated(key);
         if self.state.cursor(key).is_some() {
             return Some(key);
         }
@@ -478,6 +521,7 @@ impl<B: IoBuf> Shard<B> {
                 partition_id: c.id,
                 start: c.start,
                 end: c.end,
+                epoch: c.epoch,
                 attempt: c.attempt,
                 batches: c.bodies.into_iter().flatten().map(without_id_table).collect(),
             })
@@ -619,7 +663,9 @@ impl<B: IoBuf> Shard<B> {
     /// claimed since.
     fn uncommit(&mut self, now: Now, key: CursorKey, given: GivenBack, fx: &mut Effects<B>) {
         let Some(mut cursor) = self.state.cursor(key).cloned() else { return };
-        if cursor.next.0 != given.end.0 + 1 || cursor.lease.is_some() {
+        let group = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group));
+        let same = group.is_some_and(|group| group.claim_epoch(&cursor) == given.epoch);
+        if !same || cursor.next.0 != given.end.0 + 1 || cursor.lease.is_some() {
             return;
         }
         cursor.next = given.start;
@@ -642,7 +688,7 @@ impl<B: IoBuf> Shard<B> {
         let Some(group) = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group)) else {
             return Ok(());
         };
-        let record = cursor.record(&group.name, filed);
+        let record = cursor.record(group, filed);
         let id = self.state.id_of(key.slot);
         let at = self.append(records::CURSOR, id.0, &[&record.encode()])?.at.segment();
         self.state.segments.moved(cursor.segment.replace(at), at);
@@ -670,6 +716,7 @@ fn to_peer<B: IoBuf>(claim: &Claim<B>) -> PeerClaim {
         partition_id: claim.partition_id,
         start: claim.start,
         end: claim.end,
+        epoch: claim.epoch,
         attempt: claim.attempt,
         batches: claim.batches.iter().map(Gather::to_vec).collect(),
     }

@@ -8,6 +8,12 @@ use crate::base::time::{Deadline, Now};
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct DeadlineKey(Deadline, u64);
 
+impl DeadlineKey {
+    pub fn passed(self, now: Now) -> bool {
+        self.0.passed(now)
+    }
+}
+
 /// Entries by time, then by arrival.
 #[derive(Debug)]
 pub struct Deadlines<T> {

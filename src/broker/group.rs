@@ -12,10 +12,10 @@ use std::rc::Rc;
 use super::deadlines::DeadlineKey;
 use super::partition::{Partition, Slot};
 use super::records::{CursorRecord, DeadLetterRecord, LeaseRecord, ReleasedRecord};
-use crate::base::ids::{Offset, SegmentId};
+use crate::base::ids::{LogPosition, Offset, SegmentId};
 use crate::base::time::{Deadline, Now};
 use crate::model::options::QueueOptions;
-use crate::model::peer::GroupStart;
+use crate::model::peer::{GroupStart, Registration};
 
 /// Names one cursor of a shard. Queue and group slots are not reused in a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -57,6 +57,8 @@ pub struct Cursor {
     pub queued: bool,
     /// Has an entry in the ready list, perhaps one that no longer counts.
     pub listed: bool,
+    /// How often it was sought by itself.
+    pub seeks: u8,
     /// Timer of a delay or window.
     pub hold: Option<DeadlineKey>,
 }
@@ -74,6 +76,7 @@ impl Cursor {
             segment: None,
             queued: false,
             listed: false,
+            seeks: 0,
             hold: None,
         }
     }
@@ -87,9 +90,15 @@ impl Cursor {
         self.lease.as_ref().map_or(0, |l| (l.record.end.0 + 1).saturating_sub(self.next.0))
     }
 
-    pub fn record(&self, group: &str, filed: Vec<DeadLetterRecord>) -> CursorRecord {
+    /// Something was said of it in the log: not only looked at.
+    pub fn is_written(&self) -> bool {
+        self.segment.is_some() || self.lease.is_some()
+    }
+
+    pub fn record(&self, group: &Group, filed: Vec<DeadLetterRecord>) -> CursorRecord {
         CursorRecord {
-            group: group.to_owned(),
+            group: group.name.to_string(),
+            epoch: group.cursors_epoch,
             next: self.next,
             attempt_offset: self.attempt_offset,
             attempt_count: self.attempt_count,
@@ -171,6 +180,12 @@ pub enum End {
     Front,
 }
 
+pub type Cursors = HashMap<Slot, Cursor, ahash::RandomState>;
+
+pub fn no_cursors() -> Cursors {
+    HashMap::with_hasher(ahash::RandomState::with_seeds(1, 2, 3, 4))
+}
+
 /// One group of one queue on one shard.
 #[derive(Debug)]
 pub struct Group {
@@ -178,10 +193,18 @@ pub struct Group {
     /// Start rule for partitions without a cursor. `None`: only pinned pops so far, so only
     /// partitions with a cursor are its business.
     pub start: Option<GroupStart>,
-    pub registered_us: Option<i64>,
-    /// Segment of the registration's newest record.
+    pub registration: Option<Registration>,
+    /// Which change of the group made it what it is, and which began its cursors anew.
+    pub epoch: u64,
+    pub reset_epoch: u64,
+    /// The newest change of the queue's groups when its cursors began here.
+    pub cursors_epoch: u64,
+    /// Where this shard's log stood when a seek came: what was stored from here on is for the
+    /// group, whatever the seek's time.
+    pub cut: LogPosition,
+    /// Segment of its newest record.
     pub segment: Option<SegmentId>,
-    pub cursors: HashMap<Slot, Cursor, ahash::RandomState>,
+    pub cursors: Cursors,
     /// Claimable partitions and since when (monotonic microseconds), oldest first.
     /// Entries whose cursor is not `queued` any more do not count.
     pub ready: VecDeque<(Slot, u64)>,
@@ -195,8 +218,19 @@ pub struct Group {
     pub armed: bool,
     /// Retained messages this group has settled, over all its cursors.
     pub settled: u64,
+    /// Retained messages that its start rule passes over, in partitions it has no cursor on:
+    /// those of the queue's first `counted`. The others are being looked through.
+    pub passed_over: u64,
+    pub counted: usize,
+    /// Cursors of the queue's first partitions, up to here and from `scan` on, that were never
+    /// written: a start rule that has changed since put them where they are.
+    pub outdated: usize,
     /// Messages under leases.
     pub leased: u64,
+    /// Pops under way that came to this shard.
+    pub pops: u32,
+    /// Messages acked per second of a lease, lately; 0: not known.
+    pub ack_rate: u32,
 }
 
 impl Group {
@@ -204,17 +238,54 @@ impl Group {
         Self {
             name: name.into(),
             start,
-            registered_us: None,
+            registration: None,
+            epoch: 0,
+            reset_epoch: 0,
+            cursors_epoch: 0,
+            cut: LogPosition::ZERO,
             segment: None,
-            cursors: HashMap::with_hasher(ahash::RandomState::with_seeds(1, 2, 3, 4)),
+            cursors: no_cursors(),
             ready: VecDeque::new(),
             ready_count: 0,
             scan: 0,
             scan_turn: false,
             armed: false,
             settled: 0,
+            passed_over: 0,
+            counted: 0,
+            outdated: 0,
             leased: 0,
+            pops: 0,
+            ack_rate: 0,
         }
+    }
+
+    pub fn conflates(&self) -> bool {
+        self.registration.is_some_and(|r| r.conflation)
+    }
+
+    /// A lease ended `passed_us` after it was granted, and so many messages were acked under it.
+    pub fn note_acked(&mut self, messages: u64, passed_us: i64) {
+        let passed_us = u64::try_from(passed_us).unwrap_or(0).max(1_000);
+        let rate = messages.saturating_mul(1_000_000) / passed_us;
+        let rate = u32::try_from(rate).unwrap_or(u32::MAX);
+        // A quarter of each new value: a slow batch among fast ones does not show at once.
+        self.ack_rate = match self.ack_rate {
+            0 => rate,
+            old => (old / 4).saturating_mul(3).saturating_add(rate / 4),
+        };
+    }
+
+    /// Tells claims on a partition from those before its cursor was last put elsewhere.
+    pub fn claim_epoch(&self, cursor: &Cursor) -> u64 {
+        // Epochs are times in microseconds, and small beside the upper bits.
+        self.cursors_epoch ^ u64::from(cursor.seeks) << 56
+    }
+
+    /// Partitions it has a cursor on. A seek gave it one on each.
+    pub fn cursor_count(&self, partitions: usize) -> u64 {
+        let sought = matches!(self.start, Some(GroupStart::Seek(_)));
+        (if sought { partitions } else { self.cursors.len() }) as u64
     }
 
     /// Makes a partition ready. It has a cursor that is not queued.
@@ -273,6 +344,32 @@ impl Group {
                 let first = partition.first_created_from(us);
                 (first < partition.next_offset).then_some(first)
             }
+            GroupStart::Seek(us) => {
+                let first = partition.first_created_from_or_stored_at(us, self.cut);
+                (first < partition.next_offset).then_some(first)
+            }
+        }
+    }
+
+    /// Everything below is settled for the group, with or without a cursor.
+    pub fn settled_to(&self, slot: Slot, partition: &Partition) -> Offset {
+        match (self.cursors.get(&slot), self.start) {
+            (Some(cursor), _) => cursor.next.max(partition.log_start),
+            (None, Some(GroupStart::From(_) | GroupStart::Seek(_))) => {
+                self.first_contact(partition).unwrap_or(partition.next_offset)
+            }
+            (None, Some(GroupStart::Oldest) | None) => partition.log_start,
+        }
+    }
+
+    /// Retained messages of a partition that the start rule alone passes over.
+    pub fn passes_over(&self, partition: &Partition) -> u64 {
+        match self.start {
+            Some(GroupStart::From(_) | GroupStart::Seek(_)) => {
+                let first = self.first_contact(partition).unwrap_or(partition.next_offset);
+                first.0 - partition.log_start.0
+            }
+            Some(GroupStart::Oldest) | None => 0,
         }
     }
 
@@ -288,7 +385,6 @@ impl Group {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ids::LogPosition;
     use crate::broker::partition::{BatchRef, Partitions};
 
     fn partition_with(stamps: &[i64]) -> Partitions {

@@ -234,6 +234,7 @@ fn loads(query: &LoadQuery, parts: Vec<InspectPart>) -> Loads {
         all.sums.processing += loads.sums.processing;
         all.sums.partitions_pending += loads.sums.partitions_pending;
         all.sums.partitions_ready += loads.sums.partitions_ready;
+        all.sums.conflation |= loads.sums.conflation;
         all.walked += loads.walked;
         first.over |= loads.truncated;
         loads.rows.into_iter().for_each(|row| first.put(row.key(query.order), row));

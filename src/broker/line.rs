@@ -80,6 +80,11 @@ impl<B: IoBuf> Shard<B> {
         if self.state.catalog.find(&queue).is_none() {
             return self.send(ShardId(arrival.entry), PeerMsg::Unparked { task, queue }, fx);
         }
+        let knows = self.state.catalog.by_name(&queue).is_some_and(|q| q.knows_group(&group));
+        if !knows && !self.is_changing(&queue) {
+            // Its group was deleted since it looked, everywhere: it registers anew.
+            return self.send(ShardId(arrival.entry), PeerMsg::Empty { task, queue }, fx);
+        }
         if self.lines.lines.len() > IDLE_LINES_MAX {
             self.lines.lines.retain(|_, line| !line.waiters.is_empty());
         }
@@ -161,6 +166,16 @@ impl<B: IoBuf> Shard<B> {
                 line.shards.iter_mut().for_each(|standing| standing.armed = false);
                 self.serve_line(now, &name, fx);
             }
+        }
+    }
+
+    /// A group is gone on every shard: its waiters look again, and register.
+    pub(super) fn requeue_line(&mut self, queue: &str, group: &str, fx: &mut Effects<B>) {
+        let name = (queue.to_owned(), group.to_owned());
+        let Some(line) = self.lines.lines.remove(&name) else { return };
+        for arrival in line.waiters.into_keys() {
+            let msg = PeerMsg::Empty { task: arrival.task, queue: queue.to_owned() };
+            self.send(ShardId(arrival.entry), msg, fx);
         }
     }
 

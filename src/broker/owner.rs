@@ -8,6 +8,7 @@
 
 use std::collections::BTreeMap;
 
+use super::queue::Queue;
 use super::records;
 use super::shard::{Deferred, Shard};
 use super::task::Task;
@@ -19,7 +20,8 @@ use crate::model::command::{ConfigureRequest, Subscription};
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::options::{OptionsPatch, QueueOptions};
 use crate::model::peer::{
-    CatalogChange, CatalogOutcome, GroupImage, GroupStart, PeerMsg, QueueImage, TaskId,
+    CatalogChange, CatalogOutcome, GroupImage, PeerMsg, QueueImage, Registration, Subscribed,
+    TaskId,
 };
 use crate::model::reply::Reply;
 
@@ -31,6 +33,8 @@ struct Change {
     change: CatalogChange,
     /// Shards that have not reported it durable.
     missing: u16,
+    /// Partitions it touched, over the shards that have reported.
+    partitions: u64,
     waiters: Vec<(ShardId, TaskId, CatalogOutcome)>,
 }
 
@@ -86,11 +90,14 @@ impl<B: IoBuf> Shard<B> {
                             Reply::Configured { queue_id: id, options }
                         }
                         Ok(CatalogOutcome::Deleted { existed }) => Reply::Deleted { existed },
-                        Ok(CatalogOutcome::Done) => Reply::Deleted { existed: false },
+                        Ok(CatalogOutcome::Done | CatalogOutcome::Group { .. }) => {
+                            Reply::Deleted { existed: false }
+                        }
                         Err(refusal) => Reply::Refused(refusal),
                     },
                 );
             }
+            Some(Task::Group(_)) => self.group_changed(task, result, fx),
             // A pop whose client is gone.
             _ => {}
         }
@@ -162,7 +169,7 @@ impl<B: IoBuf> Shard<B> {
         task: TaskId,
         queue: &str,
         group: &str,
-        subscription: Subscription,
+        (subscription, conflation): (Subscription, bool),
         fx: &mut Effects<B>,
     ) {
         let waiter = (from, task, CatalogOutcome::Done);
@@ -174,17 +181,16 @@ impl<B: IoBuf> Shard<B> {
         if known.knows_group(group) {
             return self.wait_for_newest(queue, waiter, fx);
         }
-        let image = GroupImage {
-            queue: queue.to_owned(),
-            incarnation: known.image.incarnation,
-            group: group.to_owned(),
-            start: match subscription {
-                Subscription::All => GroupStart::Oldest,
-                Subscription::New => GroupStart::From(now.wall_us),
-                Subscription::From(us) => GroupStart::From(us),
-            },
-            created_at_us: now.wall_us,
+        let mut image = next_image(now, known, group);
+        let subscribed = match subscription {
+            Subscription::All => Subscribed::All,
+            Subscription::New => Subscribed::New(now.wall_us),
+            Subscription::From(us) => Subscribed::Timestamp(us),
         };
+        // A seek may have said before where it starts.
+        image.start = image.start.or(Some(subscribed.start()));
+        let created_at_us = now.wall_us;
+        image.registration = Some(Registration { subscribed, created_at_us, conflation });
         self.make_change(now, CatalogChange::Group(image), waiter, fx);
     }
 
@@ -201,7 +207,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Answers once the newest change of this queue has reached every shard.
-    fn wait_for_newest(
+    pub(super) fn wait_for_newest(
         &mut self,
         queue: &str,
         waiter: (ShardId, TaskId, CatalogOutcome),
@@ -217,22 +223,26 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    fn make_change(
+    pub(super) fn make_change(
         &mut self,
         now: Now,
         change: CatalogChange,
         waiter: (ShardId, TaskId, CatalogOutcome),
         fx: &mut Effects<B>,
     ) {
-        if let Err(refusal) = self.apply_change(now, &change, fx) {
-            let (to, task, _) = waiter;
-            return self.send(to, PeerMsg::CatalogDone { task, result: Err(refusal) }, fx);
-        }
+        let partitions = match self.apply_change(now, &change, fx) {
+            Ok(partitions) => partitions,
+            Err(refusal) => {
+                let (to, task, _) = waiter;
+                return self.send(to, PeerMsg::CatalogDone { task, result: Err(refusal) }, fx);
+            }
+        };
         self.owner.next_change += 1;
         let id = self.owner.next_change;
         self.owner.newest.insert(queue_of(&change).to_owned(), id);
         let missing = self.config.shards - 1;
-        self.owner.changes.insert(id, Change { change, missing, waiters: vec![waiter] });
+        let waiters = vec![waiter];
+        self.owner.changes.insert(id, Change { change, missing, partitions, waiters });
         self.commit.push(self.log.appended(), Deferred::ChangeDurable(id));
     }
 
@@ -250,9 +260,10 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    pub(super) fn replicated(&mut self, now: Now, id: u64, fx: &mut Effects<B>) {
+    pub(super) fn replicated(&mut self, now: Now, id: u64, partitions: u64, fx: &mut Effects<B>) {
         let Some(change) = self.owner.changes.get_mut(&id) else { return };
         change.missing -= 1;
+        change.partitions += partitions;
         if change.missing == 0 {
             self.change_complete(now, id, fx);
         }
@@ -265,13 +276,26 @@ impl<B: IoBuf> Shard<B> {
             self.owner.newest.remove(queue);
         }
         for (to, task, outcome) in change.waiters {
+            let outcome = match outcome {
+                CatalogOutcome::Group { queue, touched: Some(_) } => {
+                    CatalogOutcome::Group { queue, touched: Some(change.partitions) }
+                }
+                other => other,
+            };
             self.send(to, PeerMsg::CatalogDone { task, result: Ok(outcome) }, fx);
         }
         // Once more, for a shard that had no room for the change when it came.
         self.rearm_lines(now, queue_of(&change.change), fx);
-        if let CatalogChange::Queue(image) = &change.change {
-            self.queue_appeared(now, image, fx);
+        match &change.change {
+            CatalogChange::Queue(image) => self.queue_appeared(now, image, fx),
+            CatalogChange::Group(image) if image.is_gone() => self.group_gone(image, fx),
+            CatalogChange::Group(_) | CatalogChange::QueueDeleted { .. } => {}
         }
+    }
+
+    /// A change of this queue is on its way to the other shards.
+    pub(super) fn is_changing(&self, queue: &str) -> bool {
+        self.owner.newest.contains_key(queue)
     }
 
     /// Whoever waits for a change that can no longer become durable is told.
@@ -295,12 +319,13 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         // Behind a change that still waits: a shard takes an owner's changes in their order.
-        let refused = !self.stalled.is_empty() || self.apply_change(now, change, fx).is_err();
-        if refused {
+        let stalled = !self.stalled.is_empty();
+        let applied = if stalled { None } else { self.apply_change(now, change, fx).ok() };
+        let Some(partitions) = applied else {
             let msg = PeerMsg::Replicate { change_id, change: change.clone() };
             return self.stalled.push_back((owner, msg));
-        }
-        self.send_durable(owner, PeerMsg::Replicated { change_id });
+        };
+        self.send_durable(owner, PeerMsg::Replicated { change_id, partitions });
         if let CatalogChange::Queue(image) = change {
             self.queue_appeared(now, image, fx);
         }
@@ -323,13 +348,14 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    /// Logs a change and makes it true here. Nothing changes where the log refuses.
+    /// Logs a change and makes it true here; says how many partitions a group's change touched.
+    /// Nothing changes where the log refuses.
     pub(super) fn apply_change(
         &mut self,
         now: Now,
         change: &CatalogChange,
         fx: &mut Effects<B>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<u64, Refusal> {
         match change {
             CatalogChange::Queue(image) => {
                 let body = records::encode_queue(image);
@@ -343,14 +369,11 @@ impl<B: IoBuf> Shard<B> {
                 self.append(records::QUEUE_DELETED, 0, &[&body])?;
                 self.count_deleted(name, *incarnation);
                 self.state.remove_queue(name, *incarnation);
+                self.sweep(now, fx);
             }
-            CatalogChange::Group(image) => {
-                let body = records::encode_group(image);
-                let at = self.append(records::GROUP, 0, &[&body])?.at.segment();
-                self.state.install_group(image, at);
-            }
+            CatalogChange::Group(image) => return self.apply_group(now, image, fx),
         }
-        Ok(())
+        Ok(0)
     }
 }
 
@@ -360,6 +383,24 @@ fn queue_of(change: &CatalogChange) -> &str {
         CatalogChange::QueueDeleted { name, .. } => name,
         CatalogChange::Group(image) => &image.queue,
     }
+}
+
+/// The image of a group's next change, which so far changes nothing but the epoch.
+pub(super) fn next_image(now: Now, queue: &Queue, group: &str) -> GroupImage {
+    let floor = u64::try_from(now.wall_us).unwrap_or(0);
+    let mut image = queue.group_image(group).unwrap_or_else(|| GroupImage {
+        queue: queue.image.name.clone(),
+        incarnation: queue.image.incarnation,
+        group: group.to_owned(),
+        epoch: 0,
+        reset_epoch: 0,
+        start: None,
+        registration: None,
+    });
+    image.epoch = (queue.group_epoch + 1).max(floor);
+    // A shard that has not heard that the group is gone begins it anew, too.
+    image.reset_epoch = image.reset_epoch.max(queue.gone.get(group).copied().unwrap_or(0));
+    image
 }
 
 /// The refusal of a request whose queue keeps vanishing under it.

@@ -94,6 +94,13 @@ impl Partition {
         self.batches.get(at).map_or(self.next_offset, |b| b.base)
     }
 
+    /// The same, but what was stored at or behind `cut` is never passed over.
+    pub fn first_created_from_or_stored_at(&self, us: i64, cut: LogPosition) -> Offset {
+        // Both times and places grow, so the batches passed over are the first ones.
+        let at = self.batches.partition_point(|b| b.created_at_us < us && b.at < cut);
+        self.batches.get(at).map_or(self.next_offset, |b| b.base)
+    }
+
     /// The retained batch that holds the newest deliverable message.
     pub fn newest_visible(&self) -> Option<&BatchRef> {
         let at = self.batches.partition_point(|b| b.end() <= self.high_watermark);

@@ -15,6 +15,8 @@ use crate::model::peer::{Arrival, ClaimMode, PinnedPark};
 pub(super) struct Pinned {
     waiters: BTreeMap<(String, String), VecDeque<PinnedPark>>,
     count: usize,
+    /// Partitions whose waiters are still to look again, by queue and name.
+    due: VecDeque<(String, String)>,
 }
 
 impl Pinned {
@@ -44,11 +46,14 @@ impl Pinned {
     }
 
     fn insert(&mut self, park: PinnedPark) {
-        self.count += 1;
         let waiters = self.waiters.entry((park.queue.clone(), park.partition.clone())).or_default();
-        // A waiter whose claim found nothing comes back to its old place.
+        // A waiter whose claim found nothing comes back to its old place. One that registered
+        // meanwhile may stand there already.
         let at = waiters.partition_point(|w| w.arrival < park.arrival);
-        waiters.insert(at, park);
+        if waiters.get(at).is_none_or(|w| w.arrival != park.arrival) {
+            waiters.insert(at, park);
+            self.count += 1;
+        }
     }
 
     /// Takes the oldest waiter of a group that can still be answered in time.
@@ -77,9 +82,33 @@ impl Pinned {
         groups.dedup();
         groups
     }
+
+    /// The partitions of a queue that a group waits for.
+    fn partitions(&self, queue: &str, group: &str) -> Vec<String> {
+        let from = self.waiters.range((queue.to_owned(), String::new())..);
+        from.take_while(|((q, _), _)| q == queue)
+            .filter(|(_, waiters)| waiters.iter().any(|w| w.group == group))
+            .map(|((_, partition), _)| partition.clone())
+            .collect()
+    }
 }
 
 impl<B: IoBuf> Shard<B> {
+    /// A group was put elsewhere: its pinned waiters look again, in slices of the sweep.
+    pub(super) fn pinned_look_again(&mut self, queue: &str, group: &str) {
+        let partitions = self.pinned.partitions(queue, group).into_iter();
+        self.pinned.due.extend(partitions.map(|partition| (queue.to_owned(), partition)));
+    }
+
+    /// Serves the next of them. Returns whether some are left.
+    pub(super) fn serve_due(&mut self, now: Now, fx: &mut Effects<B>) -> bool {
+        for _ in 0..limits::PINNED_SLICE {
+            let Some((queue, partition)) = self.pinned.due.pop_front() else { break };
+            self.serve_pinned(now, &queue, &partition, fx);
+        }
+        !self.pinned.due.is_empty()
+    }
+
     /// Waits unless something is there already.
     pub(super) fn park_pinned(&mut self, now: Now, park: PinnedPark, fx: &mut Effects<B>) {
         if !self.claim_for_pinned(now, &park, fx) {

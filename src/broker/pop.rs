@@ -8,6 +8,7 @@
 
 use std::collections::VecDeque;
 
+use super::autopilot::Asked;
 use super::deadlines::DeadlineKey;
 use super::effect::Effects;
 use super::shard::{Event, Shard};
@@ -18,15 +19,12 @@ use crate::base::ids::{LeaseId, ShardId, Token};
 use crate::base::limits;
 use crate::base::time::{Deadline, Now};
 use crate::base::uuid;
-use crate::model::command::{PopRequest, PopTarget, Subscription};
+use crate::model::command::{PopRequest, PopTarget, QUEUE_MODE, Subscription};
 use crate::model::error::Refusal;
 use crate::model::peer::{
     Arrival, ClaimMode, ClaimSpec, GivenBack, PeerClaim, PeerMsg, PinnedPark, QueueImage, TaskId,
 };
-use crate::model::reply::{Autopilot, Claim, PopReply, Reply};
-
-/// Messages a pop asks for when the broker chooses.
-const AUTOPILOT_BATCH: u32 = 100;
+use crate::model::reply::{Autopilot, Claim, Conflation, PopReply, Reply};
 
 /// What a pop looks at, owned.
 #[derive(Clone, Debug)]
@@ -48,13 +46,26 @@ pub(super) struct PopTask<B> {
     arrival: Arrival,
     until: Option<Deadline>,
     timer: Option<DeadlineKey>,
+    conflation: bool,
+    asks_autopilot: bool,
+    /// What was chosen for it, to be told.
     autopilot: Option<Autopilot>,
+    /// What it asks for is settled.
+    budgeted: bool,
+    /// Queue and group, by slot, that count it as under way.
+    counted: Option<(u32, u32)>,
     /// Visits left of a pop that does not wait.
     plan: VecDeque<(String, ShardId)>,
     /// Queues in whose lines it stands.
     parked: Vec<String>,
     claims: Vec<Claim<B>>,
     refusal: Option<Refusal>,
+}
+
+impl<B> PopTask<B> {
+    fn is_pinned(&self) -> bool {
+        matches!(self.target, Target::Partition { .. })
+    }
 }
 
 impl<B: IoBuf> Shard<B> {
@@ -76,19 +87,14 @@ impl<B: IoBuf> Shard<B> {
                 task: task.clone().into_owned(),
             },
         };
-        let pinned = matches!(target, Target::Partition { .. });
-        let batch = request.batch.unwrap_or(AUTOPILOT_BATCH).clamp(1, limits::POP_BATCH_MAX);
-        let partitions = match request.partitions {
-            _ if pinned => 1,
-            Some(n) => n.clamp(1, limits::POP_PARTITIONS_MAX),
-            None => limits::POP_PARTITIONS_MAX,
-        };
+        // What is not given is chosen once the group is known.
         let spec = ClaimSpec {
             lease_id: LeaseId(uuid::mint_v7(now.wall_us, &mut self.prng)),
-            batch,
-            partitions,
+            batch: request.batch.unwrap_or(0),
+            partitions: request.partitions.unwrap_or(0),
             auto_ack: request.auto_ack,
             lease_seconds: request.lease_seconds,
+            registered_only: request.conflation,
         };
         let until = request.wait_ms.map(|ms| now.after_ms(ms.min(limits::POP_TIMEOUT_MS_MAX)));
         let task = TaskId(self.new_id());
@@ -103,7 +109,11 @@ impl<B: IoBuf> Shard<B> {
             arrival,
             until,
             timer,
-            autopilot: request.autopilot.then_some(Autopilot { partitions, batch }),
+            conflation: request.conflation,
+            asks_autopilot: request.autopilot,
+            autopilot: None,
+            budgeted: false,
+            counted: None,
             plan: VecDeque::new(),
             parked: Vec::new(),
             claims: Vec::new(),
@@ -125,11 +135,17 @@ impl<B: IoBuf> Shard<B> {
     /// Makes sure queue and registration exist, then looks.
     fn pop_begin(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_task(task) else { return };
-        let (target, group, subscription) =
-            (pop.target.clone(), pop.group.clone(), pop.subscription);
+        let (target, group) = (pop.target.clone(), pop.group.clone());
+        let (subscription, conflation) = (pop.subscription, pop.conflation);
         let queues = match target {
             Target::Partition { queue, partition } => {
-                return self.pop_pinned(task, &queue, partition, fx);
+                let known = self.state.catalog.by_name(&queue);
+                let registers = conflation && known.is_some_and(|q| !q.knows_group(&group));
+                if !registers {
+                    self.pop_budget(task, std::slice::from_ref(&queue));
+                    return self.pop_pinned(task, &queue, partition, fx);
+                }
+                vec![queue]
             }
             Target::Queue(queue) => {
                 if self.state.catalog.find(&queue).is_none() {
@@ -146,10 +162,29 @@ impl<B: IoBuf> Shard<B> {
         });
         if let Some(queue) = unknown {
             let (owner, queue) = (self.owner_of(queue), queue.clone());
-            let msg = PeerMsg::RegisterGroup { task, queue, group, subscription };
+            let msg = PeerMsg::RegisterGroup { task, queue, group, subscription, conflation };
             return self.send(owner, msg, fx);
         }
+        self.pop_budget(task, &queues);
         self.pop_look(now, task, queues, fx);
+    }
+
+    /// Settles how much the pop asks for, once.
+    fn pop_budget(&mut self, task: TaskId, queues: &[String]) {
+        let Some(Task::Pop(pop)) = self.tasks.get_mut(&task) else { return };
+        if std::mem::replace(&mut pop.budgeted, true) {
+            return;
+        }
+        let asked = Asked {
+            batch: (pop.spec.batch > 0).then_some(pop.spec.batch),
+            partitions: (pop.spec.partitions > 0).then_some(pop.spec.partitions),
+            autopilot: pop.asks_autopilot && !matches!(pop.target, Target::Labels { .. }),
+            pinned: matches!(pop.target, Target::Partition { .. }),
+        };
+        let (chosen, counted) = self.state.catalog.begin_pop(asked, queues, &pop.group);
+        (pop.spec.batch, pop.spec.partitions) = (chosen.batch, chosen.partitions);
+        pop.counted = counted;
+        pop.autopilot = chosen.told;
     }
 
     /// The queue or registration a pop asked for is there, or could not be made.
@@ -306,12 +341,20 @@ impl<B: IoBuf> Shard<B> {
     }
 
     pub(super) fn claim_empty(&mut self, now: Now, task: TaskId, queue: &str, fx: &mut Effects<B>) {
-        let Some(pop) = self.pop_task(task) else { return };
+        let Some(Task::Pop(pop)) = self.tasks.get(&task) else { return };
+        let group = pop.group.clone();
         match pop.until {
             None => self.pop_visit(now, task, fx),
             // Too close to its deadline to be served: it times out on its own.
             Some(until) if until <= now.after_ms(limits::POP_LATE_MS) => {}
-            Some(_) => self.pop_park(task, queue.to_owned(), fx),
+            Some(_) => {
+                let (known, pinned) = (self.state.catalog.by_name(queue), pop.is_pinned());
+                if !pinned && known.is_some_and(|q| !q.knows_group(&group)) {
+                    // Its group was deleted meanwhile: it is a first contact again.
+                    return self.pop_begin(now, task, fx);
+                }
+                self.pop_park(task, queue.to_owned(), fx);
+            }
         }
     }
 
@@ -345,16 +388,21 @@ impl<B: IoBuf> Shard<B> {
         self.pop_finish(now, task, fx);
     }
 
-    /// A queue was made: discovery pops that wait for its labels stand in its line too.
+    /// A queue was made: discovery pops that wait for its labels stand in its line too, and
+    /// pinned ones that want conflation register.
     pub(super) fn queue_appeared(&mut self, now: Now, image: &QueueImage, fx: &mut Effects<B>) {
         let waiting: Vec<TaskId> = self.pops.values().copied().collect();
         for task in waiting {
             let Some(pop) = self.pop_task(task) else { continue };
-            let Target::Labels { namespace, task: label } = &pop.target else { continue };
-            if pop.until.is_some()
-                && has_labels(image, namespace, label)
-                && !pop.parked.contains(&image.name)
-            {
+            let looks = match &pop.target {
+                Target::Labels { namespace, task: label } => {
+                    has_labels(image, namespace, label) && !pop.parked.contains(&image.name)
+                }
+                // It can register only now.
+                Target::Partition { queue, .. } => pop.conflation && *queue == image.name,
+                Target::Queue(_) => false,
+            };
+            if pop.until.is_some() && looks {
                 self.pop_begin(now, task, fx);
             }
         }
@@ -370,6 +418,7 @@ impl<B: IoBuf> Shard<B> {
         let Some(Task::Pop(pop)) = self.tasks.remove(&task) else { return None };
         self.pops.remove(&pop.token);
         self.clear_timer(pop.timer);
+        pop.counted.into_iter().for_each(|counted| self.state.catalog.end_pop(counted));
         for queue in &pop.parked {
             self.count_unparked(queue);
             let (arrival, queue, group) = (pop.arrival, queue.clone(), pop.group.clone());
@@ -389,6 +438,7 @@ impl<B: IoBuf> Shard<B> {
     fn pop_finish(&mut self, _now: Now, task: TaskId, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_remove(task, fx) else { return };
         self.count_pop(&pop.target, &pop.claims);
+        let conflation = self.conflation_of(&pop);
         if let (Some(refusal), true) = (pop.refusal, pop.claims.is_empty()) {
             return self.reply_durable(pop.token, Reply::Refused(refusal));
         }
@@ -403,6 +453,7 @@ impl<B: IoBuf> Shard<B> {
             lease_id: leased.then_some(pop.spec.lease_id),
             claims: pop.claims,
             autopilot: pop.autopilot,
+            conflation,
         };
         self.reply_durable(pop.token, Reply::Pop(reply));
     }
@@ -423,6 +474,30 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
+    /// What the answer says of conflation: the policy its group has stored on what it looked at.
+    fn conflation_of(&self, pop: &PopTask<B>) -> Conflation {
+        if pop.group == QUEUE_MODE {
+            return Conflation::Off;
+        }
+        let stored = |queue: &str| {
+            let queue = self.state.catalog.by_name(queue)?;
+            Some(queue.group(queue.group_slot(&pop.group)?)?.registration?.conflation)
+        };
+        let stored = match &pop.target {
+            Target::Queue(queue) | Target::Partition { queue, .. } => stored(queue),
+            Target::Labels { namespace, task } if pop.claims.is_empty() => {
+                let queues = self.queues_with(namespace, task);
+                queues.iter().filter_map(|queue| stored(queue)).max()
+            }
+            Target::Labels { .. } => pop.claims.iter().filter_map(|c| stored(&c.queue)).max(),
+        };
+        match (stored, pop.conflation) {
+            (Some(true), _) | (None, true) => Conflation::On,
+            (Some(false), true) => Conflation::Refused,
+            (Some(false) | None, false) => Conflation::Off,
+        }
+    }
+
     /// Claims nobody received go back to the shards they came from.
     pub(super) fn give_back(
         &mut self,
@@ -433,8 +508,12 @@ impl<B: IoBuf> Shard<B> {
     ) {
         for claim in claims {
             let Some(to) = claim.partition_id.shard() else { continue };
-            let given =
-                GivenBack { partition_id: claim.partition_id, start: claim.start, end: claim.end };
+            let given = GivenBack {
+                partition_id: claim.partition_id,
+                start: claim.start,
+                end: claim.end,
+                epoch: claim.epoch,
+            };
             let msg = PeerMsg::GiveBack {
                 queue: claim.queue.clone(),
                 group: group.to_owned(),
@@ -458,6 +537,7 @@ fn from_peer<B>(queue: &str, claim: PeerClaim) -> Claim<B> {
         partition_id: claim.partition_id,
         start: claim.start,
         end: claim.end,
+        epoch: claim.epoch,
         attempt: claim.attempt,
         batches: claim.batches.into_iter().map(Gather::Owned).collect(),
     }

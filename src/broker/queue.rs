@@ -1,14 +1,14 @@
 //! Queues as one shard knows them: the replicated image, and this shard's part of partitions
 //! and groups.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use super::group::Group;
 use super::history::QueueTraffic;
 use super::partition::Slot;
 use crate::base::ids::SegmentId;
 use crate::model::command::QUEUE_MODE;
-use crate::model::peer::{GroupStart, QueueImage};
+use crate::model::peer::{GroupImage, GroupStart, QueueImage};
 
 /// One queue's part on this shard.
 #[derive(Debug)]
@@ -30,6 +30,10 @@ pub struct Queue {
     /// Where the retention sweep stands in `partitions`.
     pub retention_at: usize,
     pub(super) traffic: Box<QueueTraffic>,
+    /// The newest epoch of a change of a group here.
+    pub group_epoch: u64,
+    /// At the queue's owner: groups that are gone, while a shard may not know it yet.
+    pub gone: BTreeMap<String, u64>,
 }
 
 impl Queue {
@@ -46,6 +50,8 @@ impl Queue {
             dead_letters: 0,
             retention_at: 0,
             traffic: Box::default(),
+            group_epoch: 0,
+            gone: BTreeMap::new(),
         }
     }
 
@@ -56,8 +62,25 @@ impl Queue {
 
     pub fn group_slot_or_insert(&mut self, name: &str) -> u32 {
         self.group_slot(name).unwrap_or_else(|| {
-            self.groups.push(Some(Group::new(name, None)));
+            let mut group = Group::new(name, None);
+            // Whatever was deleted here before, this group came later.
+            group.cursors_epoch = self.group_epoch;
+            self.groups.push(Some(group));
             self.groups.len() as u32 - 1
+        })
+    }
+
+    /// A group as this shard has it.
+    pub fn group_image(&self, name: &str) -> Option<GroupImage> {
+        let group = self.group(self.group_slot(name)?)?;
+        Some(GroupImage {
+            queue: self.image.name.clone(),
+            incarnation: self.image.incarnation,
+            group: name.to_owned(),
+            epoch: group.epoch,
+            reset_epoch: group.reset_epoch,
+            start: group.start,
+            registration: group.registration,
         })
     }
 
@@ -72,13 +95,13 @@ impl Queue {
     /// Whether a queue-wide pop of this group needs no registration first.
     pub fn knows_group(&self, name: &str) -> bool {
         name == QUEUE_MODE
-            || self.groups.iter().flatten().any(|g| *g.name == *name && g.start.is_some())
+            || self.groups.iter().flatten().any(|g| *g.name == *name && g.registration.is_some())
     }
 
     /// Messages the slowest reader has not settled: named groups if there are any, else queue
     /// mode; without any reader, everything.
     pub fn unconsumed(&self) -> u64 {
-        let owed = |g: &Group| self.messages.saturating_sub(g.settled);
+        let owed = |g: &Group| self.messages.saturating_sub(g.settled + g.passed_over);
         let named = self.groups.iter().skip(1).flatten().filter(|g| g.start.is_some());
         named.map(owed).max().unwrap_or_else(|| {
             self.groups.first().and_then(Option::as_ref).map_or(self.messages, owed)

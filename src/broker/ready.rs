@@ -99,7 +99,9 @@ impl<B: IoBuf> Shard<B> {
     }
 
     pub(super) fn hold_ended(&mut self, now: Now, key: CursorKey, fx: &mut Effects<B>) {
-        if let Some(cursor) = self.state.cursor_mut(key) {
+        // The timer of a cursor that was put elsewhere since may still come.
+        let passed = |c: &&mut Cursor| c.hold.is_some_and(|hold| hold.passed(now));
+        if let Some(cursor) = self.state.cursor_mut(key).filter(passed) {
             cursor.hold = None;
             self.make_ready(now, key, End::Back, fx);
         }
@@ -107,6 +109,9 @@ impl<B: IoBuf> Shard<B> {
 
     pub(super) fn lease_expired(&mut self, now: Now, key: CursorKey, fx: &mut Effects<B>) {
         let Some(lease) = self.state.cursor_mut(key).and_then(|c| c.lease.as_mut()) else { return };
+        if !lease.expires.passed(now) {
+            return;
+        }
         // The lapsed lease stays until it is replaced: an ack without a lease may settle it.
         lease.timer = None;
         self.make_ready(now, key, End::Back, fx);
@@ -153,18 +158,20 @@ impl<B: IoBuf> Shard<B> {
         while found < want {
             let Some(q) = self.state.catalog.get_mut(queue) else { return };
             let slot_at = q.partitions.get(q.group(group).map_or(usize::MAX, |g| g.scan)).copied();
-            let (Some(slot), Some(g)) = (slot_at, q.group_mut(group)) else { return };
+            let (Some(slot), Some(g)) = (slot_at, q.group(group)) else { return };
             if g.start.is_none() {
                 return;
             }
-            g.scan += 1;
             let key = CursorKey { queue, group, slot };
+            self.state.forget_outdated(key);
+            let Some(g) = self.state.group_mut(key) else { return };
+            g.scan += 1;
             found += usize::from(self.list_if_claimable(now, key, End::Back));
         }
     }
 
     /// Tells the queue's owner of ready partitions, if it waits for that.
-    fn announce(&mut self, now: Now, queue: u32, group: u32, fx: &mut Effects<B>) {
+    pub(super) fn announce(&mut self, now: Now, queue: u32, group: u32, fx: &mut Effects<B>) {
         let armed = |g: &super::group::Group| g.armed;
         let Some(q) = self.state.catalog.get(queue) else { return };
         if !q.group(group).is_some_and(armed) {

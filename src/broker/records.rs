@@ -2,13 +2,12 @@
 //! `src/log/FORMAT.md`; every integer is little-endian, a string is `u16 length | UTF-8`.
 
 use crate::base::ids::{LeaseId, LogPosition, MessageId, Offset};
-use crate::model::peer::{GroupImage, GroupStart, QueueImage};
+use crate::model::peer::{GroupImage, GroupStart, QueueImage, Registration, Subscribed};
 
 /// Record kinds of the broker; the log keeps those below 16 for itself.
 pub const QUEUE: u8 = 16;
 pub const QUEUE_DELETED: u8 = 17;
 pub const GROUP: u8 = 18;
-pub const GROUP_DELETED: u8 = 19;
 pub const PARTITION: u8 = 20;
 pub const BATCH: u8 = 21;
 pub const CURSOR: u8 = 22;
@@ -145,10 +144,28 @@ pub fn decode_queue_deleted(body: &[u8]) -> Result<(&str, u64), Malformed> {
     Ok(out)
 }
 
-pub fn encode_group(group: &GroupImage) -> Vec<u8> {
+/// What a shard alone decides about a group.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct GroupHere {
+    /// Where its log stood when a seek came.
+    pub cut: LogPosition,
+    /// Under which of the queue's epochs its cursors began.
+    pub cursors_epoch: u64,
+}
+
+pub fn encode_group(group: &GroupImage, here: GroupHere) -> Vec<u8> {
     let (rule, from_us) = match group.start {
-        GroupStart::Oldest => (0, 0),
-        GroupStart::From(us) => (1, us),
+        Some(GroupStart::Oldest) => (0, 0),
+        Some(GroupStart::From(us)) => (1, us),
+        Some(GroupStart::Seek(us)) => (2, us),
+        None => (3, 0),
+    };
+    let registered = group.registration.as_ref();
+    let (subscribed, subscribed_us) = match registered.map(|r| r.subscribed) {
+        None => (0, 0),
+        Some(Subscribed::All) => (1, 0),
+        Some(Subscribed::New(us)) => (2, us),
+        Some(Subscribed::Timestamp(us)) => (3, us),
     };
     Writer::default()
         .text(&group.queue)
@@ -156,28 +173,64 @@ pub fn encode_group(group: &GroupImage) -> Vec<u8> {
         .text(&group.group)
         .u8(rule)
         .i64(from_us)
-        .i64(group.created_at_us)
+        .i64(registered.map_or(0, |r| r.created_at_us))
+        .u64(group.epoch)
+        .u64(group.reset_epoch)
+        .u8(subscribed)
+        .i64(subscribed_us)
+        .u8(u8::from(registered.is_some_and(|r| r.conflation)))
+        .u64(here.cut.to_bits())
+        .u64(here.cursors_epoch)
         .0
 }
 
-pub fn decode_group(body: &[u8]) -> Result<GroupImage, Malformed> {
+pub fn decode_group(body: &[u8]) -> Result<(GroupImage, GroupHere), Malformed> {
     let mut r = Reader(body);
     let (queue, incarnation, group) = (r.text()?, r.u64()?, r.text()?);
-    let (rule, from_us) = (r.u8()?, r.i64()?);
+    let (rule, from_us, created_at_us) = (r.u8()?, r.i64()?, r.i64()?);
     let start = match rule {
-        0 => GroupStart::Oldest,
-        1 => GroupStart::From(from_us),
+        0 => Some(GroupStart::Oldest),
+        1 => Some(GroupStart::From(from_us)),
+        2 => Some(GroupStart::Seek(from_us)),
+        3 => None,
         _ => return Err(Malformed),
     };
-    let image = GroupImage {
+    let mut image = GroupImage {
         queue: queue.to_owned(),
         incarnation,
         group: group.to_owned(),
+        epoch: 0,
+        reset_epoch: 0,
         start,
-        created_at_us: r.i64()?,
+        registration: None,
     };
+    if r.0.is_empty() {
+        // An older record: a registration, and nothing else, was one.
+        let subscribed = match start {
+            Some(GroupStart::From(us)) if us == created_at_us => Subscribed::New(us),
+            Some(GroupStart::From(us)) => Subscribed::Timestamp(us),
+            Some(GroupStart::Oldest) => Subscribed::All,
+            _ => return Err(Malformed),
+        };
+        image.registration = Some(Registration { subscribed, created_at_us, conflation: false });
+        return Ok((image, GroupHere::default()));
+    }
+    (image.epoch, image.reset_epoch) = (r.u64()?, r.u64()?);
+    let (subscribed, subscribed_us) = (r.u8()?, r.i64()?);
+    let conflation = r.u8()? != 0;
+    let subscribed = match subscribed {
+        0 => None,
+        1 => Some(Subscribed::All),
+        2 => Some(Subscribed::New(subscribed_us)),
+        3 => Some(Subscribed::Timestamp(subscribed_us)),
+        _ => return Err(Malformed),
+    };
+    image.registration =
+        subscribed.map(|subscribed| Registration { subscribed, created_at_us, conflation });
+    let cut = LogPosition::from_bits(r.u64()?);
+    let here = GroupHere { cut, cursors_epoch: r.u64()? };
     r.end()?;
-    Ok(image)
+    Ok((image, here))
 }
 
 /// A partition's birth. The record's key is its id.
@@ -221,6 +274,8 @@ pub struct LeaseRecord {
     pub end: Offset,
     pub granted_us: i64,
     pub length_us: u64,
+    /// Of a conflating group: it is on the message at `end` and, with it, on all before.
+    pub conflating: bool,
 }
 
 /// The lease that was released last by settling its whole batch.
@@ -275,6 +330,8 @@ pub fn decode_dead_letters_deleted(body: &[u8]) -> Result<Vec<[u8; 16]>, Malform
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CursorRecord {
     pub group: String,
+    /// The epoch of the group's cursors it belongs to.
+    pub epoch: u64,
     /// First offset not settled.
     pub next: Offset,
     pub attempt_offset: Offset,
@@ -285,6 +342,12 @@ pub struct CursorRecord {
     pub filed: Vec<DeadLetterRecord>,
 }
 
+// Flags of a cursor record.
+const LEASED: u8 = 1;
+const RELEASED: u8 = 2;
+const LATER_EPOCH: u8 = 4;
+const CONFLATING: u8 = 8;
+
 impl CursorRecord {
     pub fn encode(&self) -> Vec<u8> {
         let mut w = Writer::default()
@@ -293,7 +356,10 @@ impl CursorRecord {
             .u64(self.attempt_offset.0)
             .u32(self.attempt_count)
             .u32(self.retry_count)
-            .u8(u8::from(self.lease.is_some()) | u8::from(self.released.is_some()) << 1);
+            .u8(self.flags());
+        if self.epoch > 0 {
+            w = w.u64(self.epoch);
+        }
         if let Some(l) = &self.lease {
             w = w.id(&l.id.0).u64(l.first.0).u64(l.end.0).i64(l.granted_us).u64(l.length_us);
         }
@@ -316,24 +382,38 @@ impl CursorRecord {
         w.0
     }
 
+    fn flags(&self) -> u8 {
+        let conflating = self.lease.as_ref().is_some_and(|l| l.conflating);
+        let flag = |holds: bool, flag: u8| if holds { flag } else { 0 };
+        flag(self.lease.is_some(), LEASED)
+            | flag(self.released.is_some(), RELEASED)
+            | flag(self.epoch > 0, LATER_EPOCH)
+            | flag(conflating, CONFLATING)
+    }
+
     pub fn decode(body: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader(body);
         let group = r.text()?.to_owned();
         let (next, attempt_offset) = (Offset(r.u64()?), Offset(r.u64()?));
         let (attempt_count, retry_count) = (r.u32()?, r.u32()?);
         let flags = r.u8()?;
-        let lease = if flags & 1 != 0 {
+        if flags & !(LEASED | RELEASED | LATER_EPOCH | CONFLATING) != 0 {
+            return Err(Malformed);
+        }
+        let epoch = if flags & LATER_EPOCH != 0 { r.u64()? } else { 0 };
+        let lease = if flags & LEASED != 0 {
             Some(LeaseRecord {
                 id: LeaseId(r.id()?),
                 first: Offset(r.u64()?),
                 end: Offset(r.u64()?),
                 granted_us: r.i64()?,
                 length_us: r.u64()?,
+                conflating: flags & CONFLATING != 0,
             })
         } else {
             None
         };
-        let released = if flags & 2 != 0 {
+        let released = if flags & RELEASED != 0 {
             Some(ReleasedRecord {
                 id: LeaseId(r.id()?),
                 first: Offset(r.u64()?),
@@ -359,7 +439,17 @@ impl CursorRecord {
             });
         }
         r.end()?;
-        Ok(Self { group, next, attempt_offset, attempt_count, retry_count, lease, released, filed })
+        Ok(Self {
+            group,
+            epoch,
+            next,
+            attempt_offset,
+            attempt_count,
+            retry_count,
+            lease,
+            released,
+            filed,
+        })
     }
 }
 
@@ -410,6 +500,7 @@ mod tests {
     fn cursor() -> CursorRecord {
         CursorRecord {
             group: "g".into(),
+            epoch: 12,
             next: Offset(7),
             attempt_offset: Offset(7),
             attempt_count: 2,
@@ -420,6 +511,7 @@ mod tests {
                 end: Offset(9),
                 granted_us: 5,
                 length_us: 6,
+                conflating: true,
             }),
             released: Some(ReleasedRecord {
                 id: LeaseId([2; 16]),
@@ -457,18 +549,48 @@ mod tests {
             options: QueueOptions { retry_limit: 1, ..QueueOptions::default() },
         };
         assert_eq!(decode_queue(&encode_queue(&queue)), Ok(queue));
-        let group = GroupImage {
-            queue: "orders".into(),
-            incarnation: 3,
-            group: "g".into(),
-            start: GroupStart::From(-4),
-            created_at_us: 12,
-        };
-        assert_eq!(decode_group(&encode_group(&group)), Ok(group));
+        for (start, subscribed) in [
+            (Some(GroupStart::Oldest), Some(Subscribed::All)),
+            (Some(GroupStart::From(-4)), Some(Subscribed::New(-4))),
+            (Some(GroupStart::Seek(i64::MAX)), Some(Subscribed::Timestamp(9))),
+            (None, None),
+        ] {
+            let registration = subscribed.map(|subscribed| Registration {
+                subscribed,
+                created_at_us: 12,
+                conflation: true,
+            });
+            let group = GroupImage {
+                queue: "orders".into(),
+                incarnation: 3,
+                group: "g".into(),
+                epoch: 8,
+                reset_epoch: 7,
+                start,
+                registration,
+            };
+            let here = GroupHere { cut: LogPosition::new(SegmentId(3), 4_104), cursors_epoch: 5 };
+            assert_eq!(decode_group(&encode_group(&group, here)), Ok((group, here)));
+        }
         assert_eq!(decode_queue_deleted(&encode_queue_deleted("q", 8)), Ok(("q", 8)));
         let part =
             PartitionRecord { queue: "q", incarnation: 2, partition: "p", created_at_us: 10 };
         assert_eq!(PartitionRecord::decode(&part.encode()), Ok(part));
+    }
+
+    #[test]
+    fn a_registration_without_an_epoch_is_read_as_what_it_was() {
+        let body = |rule: u8, from_us| {
+            let w = Writer::default().text("q").u64(3).text("g").u8(rule).i64(from_us).i64(12);
+            decode_group(&w.0).map(|(image, _)| (image.start, image.registration))
+        };
+        let registered =
+            |subscribed| Some(Registration { subscribed, created_at_us: 12, conflation: false });
+        let (oldest, from) = (Some(GroupStart::Oldest), |us| Some(GroupStart::From(us)));
+        assert_eq!(body(0, 0), Ok((oldest, registered(Subscribed::All))));
+        assert_eq!(body(1, 12), Ok((from(12), registered(Subscribed::New(12)))));
+        assert_eq!(body(1, 5), Ok((from(5), registered(Subscribed::Timestamp(5)))));
+        assert_eq!(body(3, 0), Err(Malformed));
     }
 
     #[test]

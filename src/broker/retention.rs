@@ -2,6 +2,7 @@
 //! leases, the memory of deleted queues, and letting go of log segments.
 
 use super::effect::Effects;
+use super::group::Group;
 use super::partition::{Partition, Slot};
 use super::queue::Queue;
 use super::records::{self, Writer};
@@ -11,6 +12,7 @@ use crate::base::buf::IoBuf;
 use crate::base::ids::Offset;
 use crate::base::limits;
 use crate::base::time::Now;
+use crate::model::peer::GroupStart;
 
 /// Time between two steps. Even an idle shard pays for it: a wake-up of its executor.
 pub(super) const STEP_MS: u64 = 250;
@@ -151,15 +153,13 @@ fn new_log_start(queue: &Queue, slot: Slot, partition: &Partition, now: Now) -> 
         let age = now.wall_us.saturating_sub(created_us).max(0);
         u64::try_from(age).unwrap_or(0) / 1_000_000 >= seconds
     };
-    // A partition no group reads keeps what is kept until it is settled.
-    let readers = || queue.groups.iter().flatten().filter_map(|g| g.cursors.get(&slot));
-    let unread_by_registered = queue
-        .groups
-        .iter()
-        .skip(1)
-        .flatten()
-        .any(|g| g.start.is_some() && !g.cursors.contains_key(&slot));
-    let settled_to = match readers().map(|c| c.next).min() {
+    // A partition no group reads keeps what is kept until it is settled. A seek reads it.
+    let reads =
+        |g: &Group| g.cursors.contains_key(&slot) || matches!(g.start, Some(GroupStart::Seek(_)));
+    let readers = || queue.groups.iter().flatten().filter(|g| reads(g));
+    let unread_by_registered =
+        queue.groups.iter().skip(1).flatten().any(|g| g.start.is_some() && !reads(g));
+    let settled_to = match readers().map(|g| g.settled_to(slot, partition)).min() {
         Some(next) if !unread_by_registered => next,
         _ => Offset(0),
     };

@@ -13,6 +13,7 @@ use super::claim::ClaimJob;
 use super::commit::CommitQueue;
 use super::effect::{Done, Effect, Effects};
 use super::group::CursorKey;
+use super::groups::PartitionSeek;
 use super::history::History;
 use super::inspect::Inspection;
 use super::line::Lines;
@@ -84,6 +85,8 @@ pub(super) enum Event {
     PopTimesOut(TaskId),
     /// A walk's next step.
     InspectionGoesOn,
+    /// The next slice of what grows with a queue's partitions.
+    Sweep,
     /// The clock's own step: retention, dedup expiry, forgetting.
     Housekeeping,
 }
@@ -206,6 +209,7 @@ impl<B: IoBuf> Shard<B> {
             }
             Command::Configure(request) => self.configure(&request, token, fx),
             Command::DeleteQueue { queue } => self.delete_queue(queue, token, fx),
+            Command::Group(request) => self.change_group(&request, token, fx),
             Command::Read(request) => self.read(request, token, fx),
             Command::Inspect(request) => self.inspect(request, token, fx),
         }
@@ -256,6 +260,7 @@ impl<B: IoBuf> Shard<B> {
                 Event::HoldEnds(key) => self.hold_ended(now, key, fx),
                 Event::PopTimesOut(task) => self.pop_timed_out(now, task, fx),
                 Event::InspectionGoesOn => self.inspection_goes_on(now),
+                Event::Sweep => self.sweep_on(now, fx),
                 Event::Housekeeping => self.housekeeping(now, fx),
             }
         }
@@ -399,14 +404,29 @@ impl<B: IoBuf> Shard<B> {
             PeerMsg::DeleteQueue { task, queue } => {
                 self.delete_owned(now, from, task, &queue, fx);
             }
-            PeerMsg::RegisterGroup { task, queue, group, subscription } => {
-                self.register_group(now, from, task, &queue, &group, subscription, fx);
+            PeerMsg::RegisterGroup { task, queue, group, subscription, conflation } => {
+                let asked = (subscription, conflation);
+                self.register_group(now, from, task, &queue, &group, asked, fx);
+            }
+            PeerMsg::ChangeGroup { task, queue, group, change } => {
+                self.change_group_owned(now, (from, task), queue, &group, change, fx);
             }
             PeerMsg::CatalogDone { task, result } => self.catalog_done(now, task, result, fx),
             PeerMsg::Replicate { change_id, change } => {
                 self.replicate(now, from, change_id, &change, fx);
             }
-            PeerMsg::Replicated { change_id } => self.replicated(now, change_id, fx),
+            PeerMsg::Replicated { change_id, partitions } => {
+                self.replicated(now, change_id, partitions, fx);
+            }
+            PeerMsg::FindGroup { task, group, queue } => {
+                self.find_group(from, task, &group, queue.as_deref());
+            }
+            PeerMsg::GroupFound { task, result } => self.group_found(task, result, fx),
+            PeerMsg::SeekPartition { task, queue, partition, group, to } => {
+                let seek = PartitionSeek { from, task, queue, partition, group, to };
+                self.seek_partition(now, seek, fx);
+            }
+            PeerMsg::PartitionSought { task, result } => self.partition_sought(task, result),
             PeerMsg::Push { task, part, batch } => {
                 self.push_owned(now, super::append::PeerPush { from, task, part, batch }, fx);
             }

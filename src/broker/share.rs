@@ -50,15 +50,26 @@ pub(super) struct ShareJob<B> {
     judged: JudgedShare,
     /// Its effects and where their record lies, once it is prepared.
     prepared: Option<(Vec<u8>, SegmentId)>,
+    /// Of the coordinator's own share: where the log stood when it was decided.
+    decided_at: LogPosition,
 }
 
 /// What a share does.
 #[derive(Default, Debug)]
 struct JudgedShare {
-    cursors: Vec<(CursorKey, CursorChange)>,
+    cursors: Vec<CursorDone>,
     pushes: Vec<JudgedPush>,
     /// Dead letters that go, with their partitions.
     takes: Vec<(PartitionId, DeadLetterId)>,
+}
+
+/// A cursor's change, and the epoch it was judged under: under a later one it is void, as if a
+/// seek or a deletion of the group had come right behind it.
+#[derive(Debug)]
+struct CursorDone {
+    key: CursorKey,
+    epoch: u64,
+    change: CursorChange,
 }
 
 /// What one of its pushes stores.
@@ -117,6 +128,7 @@ impl<B: IoBuf> Shard<B> {
             tables: Tables::new(),
             judged: JudgedShare::default(),
             prepared: None,
+            decided_at: LogPosition::ZERO,
         };
         self.shares.insert(transaction, job);
     }
@@ -255,12 +267,20 @@ impl<B: IoBuf> Shard<B> {
         for (push, judged) in share.pushes.iter().zip(&pushes) {
             let results = self.push_outcome(push, judged)?;
             outcome.pushes.push(results);
-            let (queue, incarnation) = (push.batch.queue.clone(), push.batch.incarnation);
-            outcome.marks.push(Mark { queue, incarnation });
+            outcome.marks.push(Mark {
+                queue: push.batch.queue.clone(),
+                group: None,
+                number: push.batch.incarnation,
+            });
         }
         outcome.marks.sort_unstable();
         outcome.marks.dedup();
-        let cursors = cursors.into_iter().map(|(key, _, change)| (key, change)).collect();
+        let cursors = cursors.into_iter().map(|(key, cursor, change)| {
+            let group = self.state.group(key);
+            let epoch = group.map_or(0, |group| group.claim_epoch(&cursor));
+            CursorDone { key, epoch, change }
+        });
+        let cursors = cursors.collect();
         job.judged = JudgedShare { cursors, pushes, takes };
         Ok(outcome)
     }
@@ -280,7 +300,7 @@ impl<B: IoBuf> Shard<B> {
                 return Err(ShareFailure::RolledBack { place: GuardPlace::Take, why });
             };
             let (name, incarnation) = (queue.image.name.clone(), queue.image.incarnation);
-            outcome.marks.push(Mark { queue: name, incarnation });
+            outcome.marks.push(Mark { queue: name, group: None, number: incarnation });
             found.push((self.state.id_of(row.slot), *id));
         }
         Ok(found)
@@ -356,17 +376,14 @@ impl<B: IoBuf> Shard<B> {
             let known = cursors.iter().position(|(known, ..)| *known == key);
             let cursor = match known {
                 Some(at) => cursors[at].1.clone(),
-                None => match self.state.cursor(key) {
-                    Some(cursor) => cursor.clone(),
+                None => match self.ack_cursor(key) {
+                    Some(cursor) => cursor,
                     None => return Err(rejected(0, UNRESOLVED)),
                 },
             };
             let judgement = self.judge_target(now, key, &cursor, target.lease, &items, tables);
             let (mut results, settled) = match judgement {
                 Judgement::Settles(results, settled) => (results, settled),
-                Judgement::Refused(results) => {
-                    return Err(rejected(0, results[0].error.unwrap_or(UNRESOLVED)));
-                }
                 Judgement::NotCurrent(_) => return Err(rejected(0, LEASE_REFUSED)),
             };
             if let Some(at) = results.iter().position(|result| !result.success) {
@@ -376,8 +393,10 @@ impl<B: IoBuf> Shard<B> {
             let filed = items.iter().zip(&results).map(|(i, r)| (i.index, r.dead_lettered));
             outcome.acks.extend(filed);
             let queue = &self.state.catalog.get(key.queue).expect("its cursor exists").image;
-            let (queue, incarnation) = (queue.name.clone(), queue.incarnation);
-            outcome.marks.push(Mark { queue, incarnation });
+            let (queue, number) = (queue.name.clone(), queue.incarnation);
+            let epoch = self.state.group(key).map_or(0, |group| group.reset_epoch);
+            outcome.marks.push(Mark { queue: queue.clone(), group: None, number });
+            outcome.marks.push(Mark { queue, group: Some(group.to_owned()), number: epoch });
             let Some(change) = self.cursor_change(now, key, &cursor, &settled, &items) else {
                 continue;
             };
@@ -415,7 +434,8 @@ impl<B: IoBuf> Shard<B> {
         });
         match written {
             Ok(appended) => {
-                self.apply_share(now, &mut job.judged, appended.at.segment(), false, fx);
+                let at = appended.at;
+                self.apply_share(now, &mut job.judged, (at.segment(), at), false, fx);
                 let result = Ok(outcome);
                 self.send_durable(
                     job.coordinator,
@@ -470,6 +490,8 @@ impl<B: IoBuf> Shard<B> {
     ) -> Result<Vec<u8>, Refusal> {
         let Some(mut job) = self.shares.remove(&transaction) else { return Ok(Vec::new()) };
         let written = self.write_share(now, &mut job);
+        // The commit record comes right behind.
+        job.decided_at = self.log.appended();
         self.shares.insert(transaction, job);
         written.map_err(|error| refusal_of(&error))
     }
@@ -491,14 +513,17 @@ impl<B: IoBuf> Shard<B> {
             let body = &records::encode_dead_letters_deleted(&[*id]);
             EffectRecord { kind, partition, body }.write(&mut effects);
         }
-        for (key, change) in &job.judged.cursors {
-            let Some(mut cursor) = self.state.cursor(*key).cloned() else { continue };
+        for CursorDone { key, epoch, change } in &job.judged.cursors {
+            let Some(mut cursor) = self.ack_cursor(*key) else { continue };
+            if self.state.group(*key).is_none_or(|group| group.claim_epoch(&cursor) != *epoch) {
+                continue;
+            }
             let Some(group) = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group))
             else {
                 continue;
             };
             change.make(&mut cursor);
-            let body = &cursor.record(&group.name, change.filed.clone()).encode();
+            let body = &cursor.record(group, change.filed.clone()).encode();
             let partition = self.state.id_of(key.slot);
             EffectRecord { kind: records::CURSOR, partition, body }.write(&mut effects);
         }
@@ -560,15 +585,18 @@ impl<B: IoBuf> Shard<B> {
         let Some(mut job) = self.shares.remove(&transaction) else { return };
         if let Some((effects, at)) = &job.prepared {
             let body = encode_end(transaction, commits);
-            if let Err(refusal) = self.append(records::END, 0, &[&body]) {
-                tracing::debug!(?refusal, "the end of a transaction waits for room in the log");
-                self.shares.insert(transaction, job);
-                return self.stalled_ends.push_back((transaction, commits));
-            }
+            let ended = match self.append(records::END, 0, &[&body]) {
+                Ok(appended) => appended.at,
+                Err(refusal) => {
+                    tracing::debug!(?refusal, "the end of a transaction waits for room in the log");
+                    self.shares.insert(transaction, job);
+                    return self.stalled_ends.push_back((transaction, commits));
+                }
+            };
             let (effects, at) = (effects.clone(), *at);
             if commits {
                 if !Mutant::CommitsOnOneShard.active() {
-                    self.apply_share(now, &mut job.judged, at, true, fx);
+                    self.apply_share(now, &mut job.judged, (at, ended), true, fx);
                 }
                 self.send(job.coordinator, PeerMsg::Applied { transaction }, fx);
                 self.send_durable(job.coordinator, PeerMsg::Ended { transaction });
@@ -593,22 +621,24 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let Some(mut job) = self.shares.remove(&transaction) else { return };
-        self.apply_share(now, &mut job.judged, at, true, fx);
+        let decided_at = job.decided_at;
+        self.apply_share(now, &mut job.judged, (at, decided_at), true, fx);
         self.leave(now, job.ticket, fx);
     }
 
-    /// Makes true what a share does. `at` is the segment of the record that says so.
+    /// Makes true what a share does: `at` is the segment of the record that says so, and where
+    /// the log stood when it was decided.
     fn apply_share(
         &mut self,
         now: Now,
         judged: &mut JudgedShare,
-        at: SegmentId,
+        (at, decided_at): (SegmentId, LogPosition),
         durable: bool,
         fx: &mut Effects<B>,
     ) {
         let pushed = judged.pushes.iter().map(|push| push.queue);
         let mut queues: SmallVec<[u32; 4]> =
-            pushed.chain(judged.cursors.iter().map(|(key, _)| key.queue)).collect();
+            pushed.chain(judged.cursors.iter().map(|done| done.key.queue)).collect();
         queues.sort_unstable();
         queues.dedup();
         queues.iter().for_each(|queue| self.count_queue(*queue, |t| t.transactions += 1));
@@ -621,7 +651,7 @@ impl<B: IoBuf> Shard<B> {
                 let count = u64::from(stored.count);
                 self.counters.pushed += count;
                 self.count(push.queue, |t| t.push_messages += count);
-                self.state.install_batch(slot, stored, &table);
+                self.state.install_batch(slot, stored, &table, decided_at);
                 if durable {
                     self.visible(now, slot, stored.end(), fx);
                 } else {
@@ -632,20 +662,17 @@ impl<B: IoBuf> Shard<B> {
         for (_, id) in std::mem::take(&mut judged.takes) {
             self.state.unfile(&id);
         }
-        for (key, change) in std::mem::take(&mut judged.cursors) {
-            self.apply_change_at(now, key, change, at, fx);
+        for done in std::mem::take(&mut judged.cursors) {
+            self.apply_change_at(now, done, at, fx);
         }
     }
 
-    fn apply_change_at(
-        &mut self,
-        now: Now,
-        key: CursorKey,
-        mut change: CursorChange,
-        at: SegmentId,
-        fx: &mut Effects<B>,
-    ) {
-        let Some(mut cursor) = self.state.cursor(key).cloned() else { return };
+    fn apply_change_at(&mut self, now: Now, done: CursorDone, at: SegmentId, fx: &mut Effects<B>) {
+        let CursorDone { key, epoch, mut change } = done;
+        let Some(mut cursor) = self.ack_cursor(key) else { return };
+        if self.state.group(key).is_none_or(|group| group.claim_epoch(&cursor) != epoch) {
+            return;
+        }
         let before = cursor.next;
         let ended = change.make(&mut cursor);
         let (passed, filed) = (cursor.next.0.saturating_sub(before.0), change.filed.len() as u64);

@@ -9,11 +9,12 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use super::append::Nonces;
 use super::commit::CommitQueue;
 use super::effect::Effects;
-use super::group::CursorKey;
+use super::group::{CursorKey, Group};
 use super::history::History;
 use super::line::Lines;
 use super::owner::Owner;
 use super::pinned::Pinned;
+use super::queue::Queue;
 use super::records;
 use super::shard::{Counters, Deferred, Event, OpenRefused, OpenReport, Shard, ShardConfig};
 use super::state::State;
@@ -25,8 +26,9 @@ use crate::base::prng::Prng;
 use crate::base::time::Now;
 use crate::log::storage::Storage;
 use crate::log::{Log, LogConfig, Marks, Record};
+use crate::model::command::QUEUE_MODE;
 use crate::model::error::Refusal;
-use crate::model::peer::{CatalogChange, GroupImage, PeerMsg, QueueImage};
+use crate::model::peer::{CatalogChange, GroupImage, GroupStart, PeerMsg, QueueImage};
 use crate::model::transaction::TransactionId;
 
 /// Which peers this shard still waits for.
@@ -87,6 +89,7 @@ impl<B: IoBuf> Shard<B> {
         state.undecided.forget_loose();
         let mut shard = Self::assemble(config, log, state, now);
         shard.state.deadlines.insert(now.after_ms(super::retention::STEP_MS), Event::Housekeeping);
+        while shard.state.empty_graves(usize::MAX) > 0 {}
         shard.revive_timers();
         let report = OpenReport {
             clean: recovery.clean,
@@ -174,15 +177,7 @@ impl<B: IoBuf> Shard<B> {
                 continue;
             }
             queues.push(queue.image.clone());
-            groups.extend(queue.groups.iter().flatten().filter_map(|group| {
-                Some(GroupImage {
-                    queue: queue.image.name.clone(),
-                    incarnation: queue.image.incarnation,
-                    group: group.name.to_string(),
-                    start: group.start.filter(|_| group.registered_us.is_some())?,
-                    created_at_us: group.registered_us?,
-                })
-            }));
+            groups.extend(owned_groups(queue));
         }
         for peer in self.others() {
             let (queues, groups) = (queues.clone(), groups.clone());
@@ -193,6 +188,8 @@ impl<B: IoBuf> Shard<B> {
         if self.config.shards == 1 {
             self.state.forget_commits();
         }
+        // What replay left to be counted.
+        self.sweep(now, fx);
         self.settle(now, fx);
     }
 
@@ -231,12 +228,12 @@ impl<B: IoBuf> Shard<B> {
     ) {
         let mut rest = transactions.into_iter();
         while let Some((id, committed)) = rest.next() {
-            if self.append(records::END, 0, &[&encode_end(id, committed)]).is_err() {
+            let Ok(appended) = self.append(records::END, 0, &[&encode_end(id, committed)]) else {
                 let transactions = std::iter::once((id, committed)).chain(rest).collect();
                 let msg = PeerMsg::Resolved { transactions };
                 return self.stalled.push_back((from, msg));
-            }
-            let ended = self.state.end_prepared(id, committed, now);
+            };
+            let ended = self.state.end_prepared(id, committed, appended.at, now);
             assert!(ended.is_ok(), "its effects were read when they were replayed");
         }
         self.revive_timers();
@@ -299,18 +296,68 @@ impl<B: IoBuf> Shard<B> {
                 self.apply_change(now, &CatalogChange::Queue(image.clone()), fx)?;
             }
         }
+        self.adopt_groups(now, from, groups, fx)
+    }
+
+    fn adopt_groups(
+        &mut self,
+        now: Now,
+        from: ShardId,
+        groups: &[GroupImage],
+        fx: &mut Effects<B>,
+    ) -> Result<(), Refusal> {
+        let named: BTreeSet<(&str, &str)> =
+            groups.iter().map(|image| (image.queue.as_str(), image.group.as_str())).collect();
+        let mut stale = Vec::new();
+        for (_, queue) in self.state.catalog.iter() {
+            if self.owner_of(&queue.image.name) != from {
+                continue;
+            }
+            // Groups of pinned pops only are nobody's business but their shard's.
+            stale.extend(owned_groups(queue).filter(|image| {
+                !image.is_gone() && !named.contains(&(image.queue.as_str(), image.group.as_str()))
+            }));
+        }
+        for image in stale {
+            let epoch = image.epoch.max(image.reset_epoch) + 1;
+            let start = (image.group == QUEUE_MODE).then_some(GroupStart::Oldest);
+            let gone = GroupImage { epoch, reset_epoch: epoch, start, registration: None, ..image };
+            self.apply_change(now, &CatalogChange::Group(gone), fx)?;
+        }
         for image in groups {
-            let same = self.state.catalog.by_name(&image.queue).is_some_and(|queue| {
-                queue.groups.iter().flatten().any(|group| {
-                    *group.name == *image.group
-                        && group.start == Some(image.start)
-                        && group.registered_us == Some(image.created_at_us)
-                })
-            });
+            let Some(queue) = self.state.catalog.by_name(&image.queue) else { continue };
+            let known = queue.group_slot(&image.group).and_then(|slot| queue.group(slot));
+            let same = match known {
+                // One of that name that came after the deletion stays.
+                known if image.is_gone() => {
+                    known.is_none_or(|group| group.cursors_epoch >= image.reset_epoch)
+                }
+                known => known.is_some() && queue.group_image(&image.group).as_ref() == Some(image),
+            };
             if !same {
                 self.apply_change(now, &CatalogChange::Group(image.clone()), fx)?;
             }
         }
         Ok(())
     }
+}
+
+/// The groups that a queue's owner decides about, the lately deleted ones too.
+fn owned_groups(queue: &Queue) -> impl Iterator<Item = GroupImage> + '_ {
+    let decided = |group: &Group| group.registration.is_some() || group.epoch > 0;
+    let live = queue.groups.iter().flatten().filter(move |group| decided(group));
+    let live = live.filter_map(|group| queue.group_image(&group.name));
+    let gone = queue.gone.iter().filter(move |(name, _)| {
+        let named = queue.group_slot(name).and_then(|slot| queue.group(slot));
+        !named.is_some_and(decided)
+    });
+    live.chain(gone.map(|(name, epoch)| GroupImage {
+        queue: queue.image.name.clone(),
+        incarnation: queue.image.incarnation,
+        group: name.clone(),
+        epoch: *epoch,
+        reset_epoch: *epoch,
+        start: None,
+        registration: None,
+    }))
 }

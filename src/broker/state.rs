@@ -4,10 +4,13 @@
 use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
+use smallvec::SmallVec;
+
 use super::dead_letters::{DeadLetters, Row};
 use super::deadlines::Deadlines;
 use super::dedup::Dedup;
 use super::group::{Cursor, CursorKey, Group, Lease};
+use super::group_state::Grave;
 use super::partition::{BatchRef, Partition, Partitions, Slot};
 use super::queue::{Catalog, Queue};
 use super::records::{
@@ -17,12 +20,12 @@ use super::segments::Segments;
 use super::shard::Event;
 use super::traces::Traces;
 use super::undecided::Undecided;
-use crate::base::ids::{LeaseId, Offset, PartitionId, SegmentId, ShardId};
+use crate::base::ids::{LeaseId, LogPosition, Offset, PartitionId, SegmentId, ShardId};
 use crate::base::limits;
 use crate::base::time::{Deadline, Now};
 use crate::log::Record;
 use crate::model::frame::BatchHead;
-use crate::model::peer::{GroupImage, QueueImage};
+use crate::model::peer::{GroupStart, QueueImage};
 
 /// The tables of one shard.
 pub(super) struct State {
@@ -40,6 +43,12 @@ pub(super) struct State {
     pub segments: Segments,
     pub dead_letters: DeadLetters,
     pub traces: Traces,
+    /// Cursors that count no more and whose memory, timers and segments are to be given back.
+    pub graves: VecDeque<Grave>,
+    /// Groups whose start rule is still to be counted out over their queue's partitions.
+    pub uncounted: VecDeque<(u32, u32)>,
+    /// The next slice of the two has its event.
+    pub sweeping: bool,
     /// Partitions of deleted queues whose memory is still to be given back.
     pub reaping: VecDeque<Slot>,
     /// No incarnation up to here is given out again.
@@ -62,6 +71,9 @@ impl State {
             segments: Segments::default(),
             dead_letters: DeadLetters::default(),
             traces: Traces::default(),
+            graves: VecDeque::new(),
+            uncounted: VecDeque::new(),
+            sweeping: false,
             reaping: VecDeque::new(),
             incarnation: 0,
             undecided: Undecided::default(),
@@ -114,54 +126,13 @@ impl State {
         own.into_iter().flatten().chain(records).for_each(|s| self.segments.remove(s));
         for (group, state) in queue.groups.into_iter().enumerate() {
             if let Some(state) = state {
-                self.forget_cursors(slot, group as u32, state);
+                self.bury(slot, group as u32, state.cursors);
             }
         }
         for row in self.dead_letters.remove_queue(slot) {
             self.release_row(&row);
         }
         self.reaping.extend(queue.partitions);
-    }
-
-    fn forget_cursors(&mut self, queue: u32, group: u32, state: Group) {
-        let mut slots: Vec<Slot> = state.cursors.keys().copied().collect();
-        slots.sort_unstable();
-        let mut cursors = state.cursors;
-        for slot in slots {
-            let Some(cursor) = cursors.remove(&slot) else { continue };
-            self.forget_cursor(CursorKey { queue, group, slot }, &cursor);
-        }
-    }
-
-    /// Lets go of what a cursor holds outside its group: timers, the lease index, its record.
-    fn forget_cursor(&mut self, key: CursorKey, cursor: &Cursor) {
-        let timers = cursor.hold.into_iter().chain(cursor.lease.as_ref().and_then(|l| l.timer));
-        for timer in timers {
-            self.deadlines.remove(timer);
-        }
-        if let Some(lease) = &cursor.lease {
-            self.unindex_lease(lease.record.id, key);
-        }
-        if let Some(segment) = cursor.segment {
-            self.segments.remove(segment);
-        }
-    }
-
-    /// Makes a registration true, if its queue is still that incarnation.
-    pub fn install_group(&mut self, image: &GroupImage, at: SegmentId) {
-        let Some(queue) = self.catalog.find(&image.queue).and_then(|s| self.catalog.get_mut(s))
-        else {
-            return;
-        };
-        if queue.image.incarnation != image.incarnation {
-            return;
-        }
-        let slot = queue.group_slot_or_insert(&image.group);
-        let group = queue.group_mut(slot).expect("found or inserted");
-        group.start = Some(image.start);
-        group.registered_us = Some(image.created_at_us);
-        group.scan = 0;
-        self.segments.moved(group.segment.replace(at), at);
     }
 
     pub fn queue_of(&self, partition: &Partition) -> Option<&Queue> {
@@ -181,6 +152,9 @@ impl State {
         let Some(q) = self.catalog.get_mut(queue) else { return };
         let place = q.partitions.len() as u32;
         q.partitions.push(slot);
+        // It is empty: nothing of it can be passed over yet.
+        let done = q.groups.iter_mut().flatten().filter(|g| g.counted == place as usize);
+        done.for_each(|g| g.counted += 1);
         self.parts.insert(slot, queue, place, name, created_us);
         let partition = self.parts.get_mut(slot).expect("just inserted");
         partition.birth_segment = at;
@@ -188,19 +162,62 @@ impl State {
     }
 
     /// A stored batch, not yet deliverable.
-    fn add_batch(&mut self, slot: Slot, batch: BatchRef) {
+    fn add_batch(&mut self, slot: Slot, batch: BatchRef, decided_at: LogPosition) {
         let Some(partition) = self.parts.get_mut(slot) else { return };
         if partition.batches.is_empty() && partition.next_offset < batch.base {
             // Everything before it was dropped by retention.
-            partition.log_start = batch.base;
+            let queue = partition.queue;
+            self.recount(slot, queue, |partition| {
+                partition.log_start = batch.base;
+                partition.next_offset = batch.base;
+            });
         }
+        self.pin_sought(slot, batch, decided_at);
+        let Some(partition) = self.parts.get_mut(slot) else { return };
         partition.next_offset = batch.end();
         partition.last_created_us = batch.created_at_us;
         partition.batches.push(batch);
         self.segments.add(batch.at.segment());
-        if let Some(queue) = self.catalog.get_mut(partition.queue) {
-            queue.messages += u64::from(batch.count);
-            queue.bytes += u64::from(batch.bytes);
+        let place = partition.place as usize;
+        let Some(queue) = self.catalog.get_mut(partition.queue) else { return };
+        queue.messages += u64::from(batch.count);
+        queue.bytes += u64::from(batch.bytes);
+        for group in queue.groups.iter_mut().flatten() {
+            // A group that starts in the future passes over what comes before.
+            let passes = match group.start {
+                Some(GroupStart::From(us)) => us > batch.created_at_us,
+                Some(GroupStart::Seek(us)) => us > batch.created_at_us && batch.at < group.cut,
+                _ => false,
+            };
+            if passes && place < group.counted && !group.cursors.contains_key(&slot) {
+                group.passed_over += u64::from(batch.count);
+            }
+        }
+    }
+
+    /// A transaction's messages lie in the log before it was decided. Where a seek came in
+    /// between, they are behind it although they lie before its cut: the group gets a cursor in
+    /// front of them, here and at each replay.
+    fn pin_sought(&mut self, slot: Slot, batch: BatchRef, decided_at: LogPosition) {
+        if decided_at <= batch.at {
+            return;
+        }
+        let Some(partition) = self.parts.get(slot) else { return };
+        let queue = partition.queue;
+        let Some(q) = self.catalog.get(queue) else { return };
+        let sought = |g: &Group| {
+            matches!(g.start, Some(GroupStart::Seek(_)))
+                && batch.at < g.cut
+                && decided_at >= g.cut
+                && !g.cursors.contains_key(&slot)
+        };
+        let groups = q.groups.iter().enumerate();
+        let wanted: SmallVec<[(u32, Offset); 4]> = groups
+            .filter_map(|(at, g)| Some((at as u32, g.as_ref().filter(|g| sought(g))?)))
+            .map(|(at, g)| (at, g.settled_to(slot, partition)))
+            .collect();
+        for (group, next) in wanted {
+            self.put_cursor(CursorKey { queue, group, slot }, Cursor::at(next));
         }
     }
 
@@ -215,24 +232,44 @@ impl State {
         if to <= from {
             return;
         }
-        partition.log_start = to;
-        partition.next_offset = partition.next_offset.max(to);
-        let gone = partition.batches.partition_point(|b| b.end() <= to);
-        let dropped: Vec<BatchRef> = partition.batches.drain(..gone).collect();
         let queue = partition.queue;
-        if let Some(q) = self.catalog.get(queue) {
-            let keep = i64::try_from(id_keep_seconds(&q.image.options)).unwrap_or(i64::MAX);
+        let mut dropped: SmallVec<[BatchRef; 4]> = SmallVec::new();
+        self.recount(slot, queue, |partition| {
+            partition.log_start = to;
+            partition.next_offset = partition.next_offset.max(to);
+            let gone = partition.batches.partition_point(|b| b.end() <= to);
+            dropped.extend(partition.batches.drain(..gone));
+        });
+        let keep = self.catalog.get(queue).map(|q| id_keep_seconds(&q.image.options));
+        if let (Some(keep), Some(partition)) = (keep, self.parts.get_mut(slot)) {
+            let keep = i64::try_from(keep).unwrap_or(i64::MAX);
             partition.remember_dropped(&dropped, keep.saturating_mul(1_000_000));
         }
         dropped.iter().for_each(|b| self.segments.remove(b.at.segment()));
         let Some(queue) = self.catalog.get_mut(queue) else { return };
         queue.messages -= dropped.iter().map(|b| u64::from(b.count)).sum::<u64>();
         queue.bytes -= dropped.iter().map(|b| u64::from(b.bytes)).sum::<u64>();
+    }
+
+    /// Changes what a partition retains, keeping the sums of all groups true.
+    fn recount(&mut self, slot: Slot, queue: u32, change: impl FnOnce(&mut Partition)) {
+        let settled = |group: &Group, partition: &Partition| match group.cursors.get(&slot) {
+            Some(cursor) => (cursor.next.max(partition.log_start).0 - partition.log_start.0, 0),
+            None if (partition.place as usize) < group.counted => (0, group.passes_over(partition)),
+            None => (0, 0),
+        };
+        let Some(partition) = self.parts.get_mut(slot) else { return };
+        let Some(queue) = self.catalog.get_mut(queue) else { return change(partition) };
         for group in queue.groups.iter_mut().flatten() {
-            if let Some(cursor) = group.cursors.get(&slot) {
-                let settled = |start: Offset| cursor.next.max(start).0 - start.0;
-                group.settled = group.settled + settled(to) - settled(from);
-            }
+            let (settled, passed) = settled(group, partition);
+            group.settled -= settled;
+            group.passed_over -= passed;
+        }
+        change(partition);
+        for group in queue.groups.iter_mut().flatten() {
+            let (settled, passed) = settled(group, partition);
+            group.settled += settled;
+            group.passed_over += passed;
         }
     }
 
@@ -255,13 +292,18 @@ impl State {
         self.catalog.get_mut(key.queue)?.group_mut(key.group)?.cursors.get_mut(&key.slot)
     }
 
+    pub fn group(&self, key: CursorKey) -> Option<&Group> {
+        self.catalog.get(key.queue)?.group(key.group)
+    }
+
     pub fn group_mut(&mut self, key: CursorKey) -> Option<&mut Group> {
         self.catalog.get_mut(key.queue)?.group_mut(key.group)
     }
 
     /// Puts a cursor in place, keeping the group's sums and the lease index true.
     pub fn put_cursor(&mut self, key: CursorKey, cursor: Cursor) {
-        let Some(log_start) = self.parts.get(key.slot).map(|p| p.log_start) else { return };
+        let Some(partition) = self.parts.get(key.slot) else { return };
+        let log_start = partition.log_start;
         let Some(group) =
             self.catalog.get_mut(key.queue).and_then(|queue| queue.group_mut(key.group))
         else {
@@ -275,6 +317,8 @@ impl State {
         if let Some(old) = &old {
             group.settled -= settled(old);
             group.leased -= old.leased_count();
+        } else if (partition.place as usize) < group.counted {
+            group.passed_over -= group.passes_over(partition);
         }
         let before = old.as_ref().and_then(|c| c.lease.as_ref()).map(|l| l.record.id);
         if before != lease {
@@ -286,7 +330,7 @@ impl State {
         }
     }
 
-    fn unindex_lease(&mut self, id: LeaseId, key: CursorKey) {
+    pub fn unindex_lease(&mut self, id: LeaseId, key: CursorKey) {
         if let Some(keys) = self.leases.get_mut(&id) {
             let before = keys.len();
             keys.retain(|k| *k != key);
@@ -337,7 +381,10 @@ impl State {
                 let (name, incarnation) = records::decode_queue_deleted(record.body)?;
                 self.remove_queue(name, incarnation);
             }
-            records::GROUP => self.install_group(&records::decode_group(record.body)?, at),
+            records::GROUP => {
+                let (image, here) = records::decode_group(record.body)?;
+                self.install_group(&image, here, at);
+            }
             records::PARTITION => {
                 let body = PartitionRecord::decode(record.body)?;
                 let slot = slot_of_key(record.key)?;
@@ -374,25 +421,39 @@ impl State {
 
     fn replay_batch(&mut self, record: &Record<'_>, now: Now) -> Result<(), Malformed> {
         let (stored, table) = batch_of(record)?;
-        self.take_batch(slot_of_key(record.key)?, stored, table, now);
+        self.take_batch(slot_of_key(record.key)?, stored, table, record.at, now);
         Ok(())
     }
 
     /// A batch that the log holds: its messages can be had.
-    pub(super) fn take_batch(&mut self, slot: Slot, stored: BatchRef, table: &[u8], now: Now) {
+    pub(super) fn take_batch(
+        &mut self,
+        slot: Slot,
+        stored: BatchRef,
+        table: &[u8],
+        decided_at: LogPosition,
+        now: Now,
+    ) {
         let Some(partition) = self.parts.get(slot) else { return };
         let window = self.queue_of(partition).map_or(0, |q| id_keep_seconds(&q.image.options));
         let keep_us = i64::try_from(window).unwrap_or(i64::MAX).saturating_mul(1_000_000);
         let in_window = stored.created_at_us.saturating_add(keep_us) >= now.wall_us;
-        self.install_batch(slot, stored, if in_window { table } else { &[] });
+        self.install_batch(slot, stored, if in_window { table } else { &[] }, decided_at);
         if let Some(partition) = self.parts.get_mut(slot) {
             partition.raise_high_watermark(partition.next_offset);
         }
     }
 
-    /// A stored batch with the ids it is to be known by, not yet deliverable.
-    pub fn install_batch(&mut self, slot: Slot, stored: BatchRef, table: &[u8]) {
-        self.add_batch(slot, stored);
+    /// A stored batch with the ids it is to be known by, not yet deliverable. It counts from
+    /// `decided_at`: a transaction's lies in the log before that.
+    pub fn install_batch(
+        &mut self,
+        slot: Slot,
+        stored: BatchRef,
+        table: &[u8],
+        decided_at: LogPosition,
+    ) {
+        self.add_batch(slot, stored, decided_at);
         let id = self.id_of(slot);
         for (i, entry) in records::table_entries(table).enumerate() {
             if !records::is_minted(entry) {
@@ -416,7 +477,11 @@ impl State {
     pub(super) fn take_cursor(&mut self, slot: Slot, body: CursorRecord, at: SegmentId, now: Now) {
         let Some(queue) = self.parts.get(slot).map(|p| p.queue) else { return };
         let Some(q) = self.catalog.get_mut(queue) else { return };
+        let inserted = q.group_slot(&body.group).is_none();
         let key = CursorKey { queue, group: q.group_slot_or_insert(&body.group), slot };
+        if self.is_outlived(key, body.epoch, inserted) {
+            return;
+        }
         let old = self.cursor(key).and_then(|c| c.segment);
         self.segments.moved(old, at);
         let mut cursor = Cursor::at(body.next);

@@ -17,9 +17,9 @@ use crate::base::limits;
 use crate::base::time::Now;
 use crate::model::inspect::{
     CursorOrder, CursorQuery, CursorRow, GroupRow, InspectPart, LoadOrder, LoadQuery, Loads,
-    PartitionLoad, Registration,
+    PartitionLoad,
 };
-use crate::model::peer::{GroupStart, QueuePart};
+use crate::model::peer::QueuePart;
 use crate::model::reply::{PartitionRow, QueueDetail};
 
 /// Looks (at a partition, or at a cursor on one) in one step.
@@ -175,7 +175,10 @@ impl Survey for LoadSurvey {
         let next = group.map_or_else(|| place.slowest(), |group| place.position(group));
         let pending = place.behind(next);
         let processing = place.processing(now, group).min(pending);
+        let asked = self.query.group.as_ref().and_then(|name| place.queue.group_slot(name));
+        let asked = asked.and_then(|slot| place.queue.group(slot));
         let sums = &mut self.loads.sums;
+        sums.conflation = asked.is_some_and(super::group::Group::conflates);
         sums.pending += pending;
         sums.processing += processing;
         sums.partitions_pending += u64::from(pending > 0);
@@ -225,14 +228,6 @@ pub(super) fn groups<B: IoBuf>(shard: &Shard<B>) -> Box<dyn Work<B>> {
     Walk::begin(shard, Scope::default(), GroupSurvey::default())
 }
 
-fn registration(group: &super::group::Group) -> Option<Registration> {
-    let from_us = match group.start? {
-        GroupStart::Oldest => None,
-        GroupStart::From(us) => Some(us),
-    };
-    Some(Registration { from_us, created_at_us: group.registered_us? })
-}
-
 impl Survey for GroupSurvey {
     fn enter(&mut self, _state: &State, queue: &Queue) -> bool {
         self.here.clear();
@@ -262,7 +257,7 @@ impl Survey for GroupSurvey {
                     behind: 0,
                     oldest_us: None,
                     consumed: false,
-                    registration: registration(group),
+                    registration: group.registration,
                 });
                 self.rows.len() - 1
             });
@@ -327,6 +322,7 @@ impl CursorSurvey {
             oldest_us,
             consumed_at_us: cursor.released.as_ref().map(|released| released.at_us),
             leased: cursor.is_leased(now),
+            conflation: group.conflates(),
         };
         self.rows.put(row.key(self.query.order), row);
         Some(())

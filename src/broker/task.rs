@@ -1,6 +1,7 @@
 //! Requests that wait at the shard their client is connected to, by [`TaskId`].
 
 use super::ack::AckTask;
+use super::groups::GroupTask;
 use super::inspect::InspectTask;
 use super::lease::ExtendTask;
 use super::pop::PopTask;
@@ -25,6 +26,7 @@ pub(super) enum Task<B> {
     Extend(ExtendTask),
     /// A configure or delete, answered as soon as the owner says so.
     Catalog(Token),
+    Group(Box<GroupTask>),
     Read(Box<ReadTask>),
     Inspect(Box<InspectTask>),
 }
@@ -67,6 +69,10 @@ pub(super) fn failed(msg: PeerMsg, refusal: &Refusal) -> Option<PeerMsg> {
         PeerMsg::ReadDone { task, .. } => PeerMsg::ReadDone { task, result: Err(refusal) },
         PeerMsg::InspectDone { task, .. } => PeerMsg::InspectDone { task, result: Err(refusal) },
         PeerMsg::CatalogDone { task, .. } => PeerMsg::CatalogDone { task, result: Err(refusal) },
+        PeerMsg::GroupFound { task, .. } => PeerMsg::GroupFound { task, result: Err(refusal) },
+        PeerMsg::PartitionSought { task, .. } => {
+            PeerMsg::PartitionSought { task, result: Err(refusal) }
+        }
         _ => return None,
     })
 }

@@ -31,8 +31,9 @@ use crate::model::frame::Marks;
 use crate::model::peer::{AckTarget, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{PushResult, Reply};
 use crate::model::transaction::{
-    Committed, DeadLetterId, GuardPlace, Rollback, RolledBack, Share, ShareFailure, ShareOutcome,
-    SharePush, SharedShare, TransactionAck, TransactionId, TransactionReply, TransactionRequest,
+    Committed, DeadLetterId, GuardPlace, Mark, Rollback, RolledBack, Share, ShareFailure,
+    ShareOutcome, SharePush, SharedShare, TransactionAck, TransactionId, TransactionReply,
+    TransactionRequest,
 };
 
 /// How often a transaction is tried anew because a queue was deleted or made under it.
@@ -490,7 +491,8 @@ impl Coordinated {
         let mut marks: Vec<_> = self.outcomes.iter().flat_map(|o| &o.marks).collect();
         marks.sort_unstable();
         marks.dedup();
-        let two = marks.windows(2).find(|pair| pair[0].queue == pair[1].queue)?;
+        let of = |mark: &Mark| (mark.queue.clone(), mark.group.clone());
+        let two = marks.windows(2).find(|pair| of(pair[0]) == of(pair[1]))?;
         Some(ShareFailure::Stale { queue: two[0].queue.clone() })
     }
 }

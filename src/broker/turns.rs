@@ -11,6 +11,7 @@ use super::ack::AckJob;
 use super::append::PeerPush;
 use super::effect::Effects;
 use super::group::{CursorKey, End};
+use super::groups::PartitionSeek;
 use super::shard::Shard;
 use crate::base::buf::IoBuf;
 use crate::base::hash::{partition_hash, queue_hash};
@@ -46,6 +47,7 @@ pub(super) enum Waiting {
     Ack(Box<AckJob>),
     Extend { from: ShardId, task: TaskId, lease_id: LeaseId, seconds: u32 },
     GiveBack { queue: String, group: String, lease_id: Option<LeaseId>, claims: Vec<GivenBack> },
+    Seek(Box<PartitionSeek>),
     Share(TransactionId),
 }
 
@@ -146,6 +148,7 @@ impl<B: IoBuf> Shard<B> {
                 return self.share_turn(now, transaction, fx);
             }
             Some(Waiting::Ack(mut job)) => self.settle_acks(now, &mut job, fx),
+            Some(Waiting::Seek(seek)) => self.seek_now(now, &seek, fx),
             Some(Waiting::Extend { from, task, lease_id, seconds }) => {
                 self.extend_leases(now, from, task, lease_id, seconds);
             }

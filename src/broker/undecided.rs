@@ -172,7 +172,7 @@ impl State {
             }
             records::TRANSACTION => {
                 let body = TransactionRecord::decode(record.body)?;
-                self.apply_effects(body.effects, at, now)?;
+                self.apply_effects(body.effects, at, record.at, now)?;
             }
             records::PREPARE => {
                 let body = TransactionRecord::decode(record.body)?;
@@ -185,11 +185,11 @@ impl State {
                 let body = TransactionRecord::decode(record.body)?;
                 self.segments.add(at);
                 self.undecided.committed.insert(body.id, at);
-                self.apply_effects(body.effects, at, now)?;
+                self.apply_effects(body.effects, at, record.at, now)?;
             }
             _ => {
                 let (id, committed) = decode_end(record.body)?;
-                self.end_prepared(id, committed, now)?;
+                self.end_prepared(id, committed, record.at, now)?;
             }
         }
         Ok(())
@@ -211,12 +211,13 @@ impl State {
         &mut self,
         id: TransactionId,
         committed: bool,
+        ended_at: LogPosition,
         now: Now,
     ) -> Result<(), Malformed> {
         // Its record may be gone with the segments before this one: then so is what it did.
         let Some(share) = self.undecided.prepared.remove(&id) else { return Ok(()) };
         if committed {
-            self.apply_effects(&share.effects, share.at, now)?;
+            self.apply_effects(&share.effects, share.at, ended_at, now)?;
         }
         for place in batch_places(&share.effects) {
             self.undecided.loose.remove(&place);
@@ -232,7 +233,13 @@ impl State {
         }
     }
 
-    fn apply_effects(&mut self, bytes: &[u8], at: SegmentId, now: Now) -> Result<(), Malformed> {
+    fn apply_effects(
+        &mut self,
+        bytes: &[u8],
+        at: SegmentId,
+        decided_at: LogPosition,
+        now: Now,
+    ) -> Result<(), Malformed> {
         for effect in effects(bytes) {
             let effect = effect?;
             match effect.kind {
@@ -246,7 +253,7 @@ impl State {
                     let place = LogPosition::from_bits(Reader(effect.body).u64()?);
                     // Gone where retention dropped its messages and then its segment.
                     if let Some(loose) = self.undecided.loose.remove(&place) {
-                        self.take_batch(loose.slot, loose.stored, &loose.table, now);
+                        self.take_batch(loose.slot, loose.stored, &loose.table, decided_at, now);
                     }
                 }
                 records::DEAD_LETTERS_DELETED => {

@@ -100,6 +100,9 @@ impl<B: IoBuf> Shard<B> {
                 {
                     return WhyState::Damaged { first: *first, last: *last, error: error.clone() };
                 }
+                if group.conflates() && to.0 - from.0 > 1 {
+                    return WhyState::Conflated { first: from, newest: Offset(to.0 - 1) };
+                }
                 let deliverable = Deliverable {
                     messages: to.0 - from.0,
                     place: place_in_line(group, slot),
@@ -117,7 +120,7 @@ impl<B: IoBuf> Shard<B> {
 /// The start rule gives the group nothing of what is stored.
 fn starts_behind(group: &Group, partition: &Partition) -> WhyState {
     match (group.start, partition.batches.last()) {
-        (Some(GroupStart::From(start_us)), Some(newest)) => {
+        (Some(GroupStart::From(start_us) | GroupStart::Seek(start_us)), Some(newest)) => {
             WhyState::SeededAfter { start_us, newest_us: newest.created_at_us }
         }
         _ => WhyState::Nothing,

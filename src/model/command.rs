@@ -35,6 +35,7 @@ pub enum Command<'a> {
     DeleteQueue {
         queue: &'a str,
     },
+    Group(GroupRequest<'a>),
     Read(ReadRequest),
     Inspect(InspectRequest),
 }
@@ -92,9 +93,9 @@ pub struct PopRequest<'a> {
     pub target: PopTarget<'a>,
     /// [`QUEUE_MODE`] when the pop named none.
     pub group: Cow<'a, str>,
-    /// Messages over all claims. `None`: the broker chooses (autopilot).
+    /// Messages over all claims. `None`: the default, or what autopilot chooses.
     pub batch: Option<u32>,
-    /// Partitions claimed at most. `None`: the broker chooses (autopilot).
+    /// Partitions claimed at most. `None`: the default, or what autopilot chooses.
     pub partitions: Option<u32>,
     /// Commit at delivery, take no lease.
     pub auto_ack: bool,
@@ -103,8 +104,42 @@ pub struct PopRequest<'a> {
     /// Overrides the queue's lease time.
     pub lease_seconds: Option<u32>,
     pub subscription: Subscription,
-    /// Echo the values the broker chose.
+    /// The broker chooses what is not given, and says what it chose.
     pub autopilot: bool,
+    /// Ask for the newest message of each partition only, on the group's first contact.
+    pub conflation: bool,
+}
+
+/// A change of a consumer group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupRequest<'a> {
+    pub group: &'a str,
+    /// `None`: every queue that knows the group.
+    pub queue: Option<&'a str>,
+    /// A seek of one partition only.
+    pub partition: Option<&'a str>,
+    pub change: GroupChange,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum GroupChange {
+    Seek(SeekTo),
+    /// Its cursors go; with `registration`, what its first contact stored goes too.
+    Delete {
+        registration: bool,
+    },
+    /// Moves the instant it subscribed from, in microseconds of wall time.
+    Subscribe(i64),
+}
+
+/// Where a seek puts a cursor.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum SeekTo {
+    /// Behind everything stored.
+    End,
+    /// Before the first message created at or after this wall time in microseconds; behind
+    /// everything if there is none.
+    Time(i64),
 }
 
 /// What a client says of a delivered message.

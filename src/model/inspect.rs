@@ -3,7 +3,7 @@
 
 use super::command::DeadLetterQuery;
 use super::options::QueueOptions;
-use super::peer::{PeerDeadLetter, QueuePart};
+use super::peer::{PeerDeadLetter, QueuePart, Registration};
 use super::reply::PartitionRow;
 use super::transaction::DeadLetterId;
 use crate::base::ids::{LeaseId, Offset, PartitionId, ShardId};
@@ -321,6 +321,8 @@ pub struct LoadSums {
     pub processing: u64,
     pub partitions_pending: u64,
     pub partitions_ready: u64,
+    /// The group that is asked about gets the newest message of a partition only.
+    pub conflation: bool,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -360,14 +362,6 @@ pub struct GroupRow {
     pub registration: Option<Registration>,
 }
 
-/// How a group registered on a queue.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Registration {
-    /// `None`: from the oldest message.
-    pub from_us: Option<i64>,
-    pub created_at_us: i64,
-}
-
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CursorQuery {
     /// `None`: all groups.
@@ -398,6 +392,8 @@ pub struct CursorRow {
     /// When it last settled a whole batch, as long as that is remembered.
     pub consumed_at_us: Option<i64>,
     pub leased: bool,
+    /// The group gets the newest message only.
+    pub conflation: bool,
 }
 
 impl CursorRow {
@@ -451,7 +447,12 @@ pub enum WhyState {
     Window {
         until_us: i64,
     },
-    /// A claim that commits at delivery is being read.
+    /// Deliverable now, but only the newest: the others are settled by its ack.
+    Conflated {
+        first: Offset,
+        newest: Offset,
+    },
+    /// A claim that commits at delivery is being read, or a transaction holds the group's place.
     Reserved {
         first: Offset,
         last: Offset,

@@ -3,10 +3,12 @@
 //! Every request carries the asking shard's [`TaskId`]; its answer carries it back. Messages
 //! between two shards arrive in the order sent.
 
+use std::collections::HashMap;
+
 use bytes::Bytes;
 use smallvec::SmallVec;
 
-use super::command::{AckStatus, ReadRequest, Subscription};
+use super::command::{AckStatus, GroupChange, ReadRequest, SeekTo, Subscription};
 use super::error::Refusal;
 use super::inspect::{InspectPart, InspectStep};
 use super::options::{OptionsPatch, QueueOptions};
@@ -31,14 +33,27 @@ pub struct QueueImage {
     pub options: QueueOptions,
 }
 
-/// A consumer group's registration on a queue, as the queue's owner decides it.
+/// A consumer group on a queue, as the queue's owner decides it.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct GroupImage {
     pub queue: String,
     pub incarnation: u64,
     pub group: String,
-    pub start: GroupStart,
-    pub created_at_us: i64,
+    /// Which change of this group this is; grows with each.
+    pub epoch: u64,
+    /// The change that last began its cursors anew: those of an older epoch are gone.
+    pub reset_epoch: u64,
+    /// `None`: only partitions it has a cursor on are its business.
+    pub start: Option<GroupStart>,
+    /// `None`: its next pop is its first contact.
+    pub registration: Option<Registration>,
+}
+
+impl GroupImage {
+    /// Nothing is left of the group: it was deleted with its registration.
+    pub fn is_gone(&self) -> bool {
+        self.start.is_none() && self.registration.is_none()
+    }
 }
 
 /// The start rule of a group for partitions it has no cursor on.
@@ -47,6 +62,35 @@ pub enum GroupStart {
     Oldest,
     /// Messages created at or after this wall time in microseconds.
     From(i64),
+    /// A seek: the same, and in any case messages stored after the seek.
+    Seek(i64),
+}
+
+/// What a group's first contact stored. Only a deletion changes it, and the time a request that
+/// moves it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Registration {
+    pub subscribed: Subscribed,
+    pub created_at_us: i64,
+    /// Deliver the newest message only.
+    pub conflation: bool,
+}
+
+/// How a group subscribed, with the instant it counts from where there is one.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Subscribed {
+    All,
+    New(i64),
+    Timestamp(i64),
+}
+
+impl Subscribed {
+    pub fn start(self) -> GroupStart {
+        match self {
+            Self::All => GroupStart::Oldest,
+            Self::New(us) | Self::Timestamp(us) => GroupStart::From(us),
+        }
+    }
 }
 
 /// One change of queue-level state, made durable by its owner before any other shard sees it.
@@ -105,6 +149,8 @@ pub struct ClaimSpec {
     pub partitions: u32,
     pub auto_ack: bool,
     pub lease_seconds: Option<u32>,
+    /// Only from a group that is registered: the pop asked for conflation.
+    pub registered_only: bool,
 }
 
 /// One claimed partition on its way to another shard.
@@ -114,6 +160,7 @@ pub struct PeerClaim {
     pub partition_id: PartitionId,
     pub start: Offset,
     pub end: Offset,
+    pub epoch: u64,
     pub attempt: u32,
     /// Batch heads and bytes, as `reply::Claim` has them.
     pub batches: Vec<Vec<u8>>,
@@ -135,18 +182,20 @@ pub struct PeerAcks {
     text: String,
     /// In order of appearance.
     pub targets: Vec<AckTarget>,
+    /// Their places, once there are many.
+    known: Option<HashMap<AckTarget, usize, ahash::RandomState>>,
     /// In request order.
     pub items: Vec<PeerAck>,
 }
 
 /// What items are settled together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub struct AckTarget {
     pub partition_id: PartitionId,
     pub lease: GivenLease,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum GivenLease {
     /// No fence.
     None,
@@ -178,6 +227,7 @@ impl PeerAcks {
         Self {
             text: String::with_capacity(items * 40),
             targets: Vec::with_capacity(1),
+            known: None,
             items: Vec::with_capacity(items),
         }
     }
@@ -190,15 +240,37 @@ impl PeerAcks {
         id: &str,
         error: Option<&str>,
     ) {
-        // An ack of what one pop brought names one target, or one after the other.
-        let same = self.targets.iter().rposition(|known| *known == target);
-        let at = same.unwrap_or_else(|| {
-            self.targets.push(target);
-            self.targets.len() - 1
-        });
+        let at = self.target_at(target);
         let id = self.keep(id);
         let error = error.map(|text| self.keep(text));
         self.items.push(PeerAck { index, target: at as u32, status, id, error });
+    }
+
+    /// Items of one target are one, wherever they stand in the request.
+    fn target_at(&mut self, target: AckTarget) -> usize {
+        const MANY: usize = 16;
+        let next = self.targets.len();
+        // An ack of what one pop brought names one target, or one after the other.
+        if next <= MANY
+            && let Some(at) = self.targets.iter().rposition(|known| *known == target)
+        {
+            return at;
+        }
+        if next >= MANY {
+            let targets = &self.targets;
+            let known = self.known.get_or_insert_with(|| {
+                let hasher = ahash::RandomState::with_seeds(29, 30, 31, 32);
+                let mut known = HashMap::with_capacity_and_hasher(4 * MANY, hasher);
+                known.extend(targets.iter().enumerate().map(|(at, target)| (*target, at)));
+                known
+            });
+            let at = *known.entry(target).or_insert(next);
+            if at < next {
+                return at;
+            }
+        }
+        self.targets.push(target);
+        next
     }
 
     fn keep(&mut self, text: &str) -> TextRange {
@@ -286,6 +358,13 @@ pub enum PeerMsg {
         queue: String,
         group: String,
         subscription: Subscription,
+        conflation: bool,
+    },
+    ChangeGroup {
+        task: TaskId,
+        queue: String,
+        group: String,
+        change: GroupChange,
     },
     /// The change asked for is durable on every shard.
     CatalogDone {
@@ -298,6 +377,32 @@ pub enum PeerMsg {
     },
     Replicated {
         change_id: u64,
+        /// Partitions it touched there.
+        partitions: u64,
+    },
+
+    // Consumer groups beyond their owner: who knows a group, and one partition's cursor.
+    FindGroup {
+        task: TaskId,
+        group: String,
+        /// `None`: every queue.
+        queue: Option<String>,
+    },
+    GroupFound {
+        task: TaskId,
+        result: Result<Vec<String>, Refusal>,
+    },
+    SeekPartition {
+        task: TaskId,
+        queue: String,
+        partition: String,
+        group: String,
+        to: SeekTo,
+    },
+    PartitionSought {
+        task: TaskId,
+        /// False: no such partition.
+        result: Result<bool, Refusal>,
     },
 
     // Push.
@@ -507,11 +612,45 @@ pub struct GivenBack {
     pub partition_id: PartitionId,
     pub start: Offset,
     pub end: Offset,
+    /// The epoch of the cursor it was claimed on.
+    pub epoch: u64,
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum CatalogOutcome {
     Done,
-    Configured { id: [u8; 16], options: Box<QueueOptions> },
-    Deleted { existed: bool },
+    /// A group's change, and how many partitions it touched; `None`: there was nothing to change.
+    Group {
+        queue: String,
+        touched: Option<u64>,
+    },
+    Configured {
+        id: [u8; 16],
+        options: Box<QueueOptions>,
+    },
+    Deleted {
+        existed: bool,
+    },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn items_of_one_target_are_one_wherever_they_stand() {
+        let target = |n: u64| AckTarget { partition_id: PartitionId(n), lease: GivenLease::None };
+        for targets in [3, 15, 16, 17, 18, 200] {
+            let mut acks = PeerAcks::with_capacity(1);
+            for round in 0..2 {
+                for n in 0..targets {
+                    acks.push(round, target(n), AckStatus::Completed, "t", None);
+                }
+            }
+            let places: Vec<u32> = acks.items.iter().map(|item| item.target).collect();
+            let once = || 0..targets as u32;
+            assert_eq!(places, once().chain(once()).collect::<Vec<_>>(), "{targets}");
+            assert_eq!(acks.targets.len() as u64, targets);
+        }
+    }
 }

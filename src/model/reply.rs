@@ -25,6 +25,7 @@ pub enum Reply<B> {
     Deleted {
         existed: bool,
     },
+    Group(GroupChanged),
     Queues(Vec<QueueRow>),
     /// `None`: no such queue.
     Queue(Option<Box<QueueDetail>>),
@@ -79,6 +80,28 @@ pub struct PopReply<B> {
     pub claims: Vec<Claim<B>>,
     /// Values chosen by the broker, echoed where the request asked for it.
     pub autopilot: Option<Autopilot>,
+    pub conflation: Conflation,
+}
+
+/// What a pop's answer says about conflation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Conflation {
+    /// Nothing.
+    #[default]
+    Off,
+    /// The group delivers newest messages only.
+    On,
+    /// The pop asked for it, and the group was registered without.
+    Refused,
+}
+
+/// What became of a change of a consumer group.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct GroupChanged {
+    /// Queues it happened on, in order of name. A seek of no such queue or partition: none.
+    pub queues: Vec<String>,
+    /// Cursors that went, or were put somewhere.
+    pub partitions: u64,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,6 +118,8 @@ pub struct Claim<B> {
     pub partition_id: PartitionId,
     pub start: Offset,
     pub end: Offset,
+    /// The epoch of the cursor it was claimed on; a claim of an older one is not given back.
+    pub epoch: u64,
     /// 1 for a first delivery.
     pub attempt: u32,
     /// Each the 25-byte batch head followed by its bytes (`model::frame`), ascending.
@@ -109,6 +134,8 @@ pub struct AckResult {
     pub lease_released: bool,
     pub dead_lettered: bool,
     pub noop: bool,
+    /// Of a conflating group: messages that were settled without being delivered.
+    pub conflated: Option<u64>,
 }
 
 /// Answer to a lease extension.

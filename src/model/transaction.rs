@@ -125,7 +125,9 @@ pub struct ShareOutcome {
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Mark {
     pub queue: String,
-    pub incarnation: u64,
+    /// A group's epoch; without one the queue's incarnation.
+    pub group: Option<String>,
+    pub number: u64,
 }
 
 /// Why a share cannot be done.

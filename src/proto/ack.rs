@@ -147,6 +147,10 @@ pub fn encode(items: &[AckItem<'_>], results: &[AckResult], out: &mut Vec<u8>) {
         write_bool(out, result.dead_lettered);
         out.extend_from_slice(b",\"noop\":");
         write_bool(out, result.noop);
+        if let Some(conflated) = result.conflated {
+            out.extend_from_slice(b",\"conflated\":");
+            json::write_integer(out, conflated);
+        }
         out.push(b'}');
     }
     out.push(b']');
@@ -331,6 +335,7 @@ mod tests {
             lease_released: true,
             dead_lettered: false,
             noop: true,
+            conflated: None,
         };
         let bad = AckResult {
             success: false,
@@ -338,6 +343,7 @@ mod tests {
             lease_released: false,
             dead_lettered: true,
             noop: false,
+            conflated: None,
         };
         let mut out = Vec::new();
         encode(&request.items, &[good, bad], &mut out);

@@ -1,260 +1,244 @@
-//! Consumer groups: their list, one of them, those that lag.
+//! Changes of consumer groups: where a seek or a moved subscription points, and the answers.
+
+use serde::Deserialize;
 
 use super::json::{self, Fields};
-use super::loads::{page, seconds_since, write_bounded};
-use super::messages::write_partition_id;
 use super::query::Query;
-use crate::base::limits;
-use crate::model::command::QUEUE_MODE;
+use super::{check_budget, check_names};
+use crate::base::time;
+use crate::model::command::SeekTo;
 use crate::model::error::{ErrorCode, Refusal};
-use crate::model::inspect::{CursorOrder, CursorQuery, CursorRow, GroupRow};
+use crate::model::reply::GroupChanged;
 
-/// From this lag on a group counts as lagging.
-const LAGGING_SECONDS: u64 = 300;
-
-/// Writes the list: a bare array, by group and queue. `limit`, `offset` and `queue` cut it.
-pub fn encode_list(rows: &[GroupRow], query: &Query<'_>, now_us: i64, out: &mut Vec<u8>) {
-    let limit = query.page("limit", usize::MAX, 1..=usize::MAX);
-    let offset = query.page("offset", 0, 0..=usize::MAX);
-    let wanted = |row: &&GroupRow| query.text("queue").is_none_or(|queue| **queue == *row.queue);
-    let rows: Vec<&GroupRow> = rows.iter().filter(wanted).skip(offset).take(limit).collect();
-    out.push(b'[');
-    write_bounded(out, &rows, |row, out| write_group(row, now_us, out));
-    out.push(b']');
+/// Where a seek goes, with the time as the client wrote it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Seek {
+    pub to: SeekTo,
+    pub timestamp: Option<String>,
 }
 
-fn write_group(row: &GroupRow, now_us: i64, out: &mut Vec<u8>) {
-    let lag = row.oldest_us.map_or(0, |us| seconds_since(us, now_us));
-    let state = match (lag > LAGGING_SECONDS, row.consumed) {
-        (true, _) => "Lagging",
-        (false, true) => "Stable",
-        (false, false) => "Dead",
+/// Names of a path: the group, and the queue and partition where it has them.
+pub fn check(group: &str, queue: Option<&str>, partition: Option<&str>) -> Result<(), Refusal> {
+    if group.is_empty() {
+        return Err(Refusal::new(ErrorCode::BadRequest, "the group name is empty"));
+    }
+    match queue {
+        Some(queue) => check_names(queue, [group, partition.unwrap_or_default()]),
+        None => check_budget("", [group, ""]),
+    }
+}
+
+/// Reads a seek's body. None at all, or `null`, asks for the end.
+pub fn decode_seek(body: &[u8]) -> Result<Seek, Refusal> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Wire {
+        to_end: Option<bool>,
+        timestamp: Option<String>,
+    }
+    let end = Seek { to: SeekTo::End, timestamp: None };
+    if matches!(body.trim_ascii(), b"" | b"null") {
+        return Ok(end);
+    }
+    let wire: Wire = json::read_object(body)?;
+    match (wire.to_end, wire.timestamp) {
+        (Some(true), _) => Ok(end),
+        (_, Some(text)) => {
+            let to = SeekTo::Time(instant(&text, "timestamp")?);
+            Ok(Seek { to, timestamp: Some(text) })
+        }
+        (_, None) => {
+            let text = "a seek needs toEnd: true or a timestamp";
+            Err(Refusal::new(ErrorCode::BadRequest, text))
+        }
+    }
+}
+
+/// Reads a moved subscription: the time as it came, and what it means in microseconds.
+pub fn decode_subscription(body: &[u8]) -> Result<(String, i64), Refusal> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Wire {
+        subscription_timestamp: Option<String>,
+    }
+    let wire: Wire = json::read_object(body)?;
+    let Some(text) = wire.subscription_timestamp else {
+        return Err(Refusal::new(ErrorCode::BadRequest, "subscriptionTimestamp is missing"));
     };
-    let mut fields = Fields::begin(out);
-    fields.text("name", &row.group);
-    let topics = fields.key("topics");
-    topics.push(b'[');
-    json::write_string(topics, &row.queue);
-    topics.push(b']');
-    fields
-        .text("queueName", &row.queue)
-        .integer("members", row.cursors)
-        .integer("partitionCursors", row.cursors)
-        .integer("partitionsWithLag", row.partitions_behind)
-        .integer("totalLag", row.behind)
-        .integer("maxTimeLag", lag)
-        .text("state", state)
-        .text("storage", "segments")
-        .text("kind", "queen");
-    match row.registration.filter(|_| row.group != QUEUE_MODE) {
-        Some(registration) => {
-            // New is a start at the registration itself.
-            let mode = match registration.from_us {
-                None => "all",
-                Some(us) if us == registration.created_at_us => "new",
-                Some(_) => "timestamp",
-            };
-            fields
-                .text("subscriptionMode", mode)
-                .micros_or_null("subscriptionTimestamp", registration.from_us)
-                .micros("subscriptionCreatedAt", registration.created_at_us);
-        }
-        None => {
-            fields
-                .null("subscriptionMode")
-                .null("subscriptionTimestamp")
-                .null("subscriptionCreatedAt");
-        }
-    }
-    fields.boolean("conflation", false).end();
+    let us = instant(&text, "subscriptionTimestamp")?;
+    Ok((text, us))
 }
 
-/// One group's partitions.
-pub fn decode_detail(group: &str, query: &Query<'_>) -> CursorQuery {
-    CursorQuery {
-        group: Some(group.to_owned()),
-        queue: query.text("queue").map(|queue| queue.clone().into_owned()),
-        order: CursorOrder::Name,
-        page: page(query, limits::CURSORS_LIMIT_DEFAULT),
-    }
-}
-
-/// Writes one group: an object by queue, partitions by name. A queue whose partitions go on
-/// beyond this page, or beyond what fits, says so.
-pub fn encode_detail(
-    rows: &[CursorRow],
-    truncated: bool,
-    now_us: i64,
-    out: &mut Vec<u8>,
-) -> Result<(), Refusal> {
-    if rows.is_empty() {
-        return Err(Refusal::new(ErrorCode::NotFound, "Consumer group not found"));
-    }
-    out.push(b'{');
-    let mut queues = rows.chunk_by(|a, b| a.queue == b.queue).peekable();
-    let mut first = true;
-    while let Some(rows) = queues.next() {
-        if !std::mem::replace(&mut first, false) {
-            out.push(b',');
-        }
-        json::write_string(out, &rows[0].queue);
-        out.extend_from_slice(b":{\"conflation\":false,\"kind\":\"queen\",\"partitions\":[");
-        let shown = write_bounded(out, rows, |row, out| write_cursor(row, now_us, out));
-        out.push(b']');
-        let full = shown < rows.len() || out.len() > limits::LISTING_BYTES_MAX - 4_096;
-        if full || truncated && queues.peek().is_none() {
-            out.extend_from_slice(b",\"partitionsTruncated\":true");
-        }
-        out.push(b'}');
-        if full {
-            break;
-        }
-    }
-    out.push(b'}');
-    Ok(())
-}
-
-fn write_cursor(row: &CursorRow, now_us: i64, out: &mut Vec<u8>) {
-    Fields::begin(out)
-        .text("partition", &row.partition)
-        // Consumers do not name themselves on this wire.
-        .null("workerId")
-        .micros_or_null("lastConsumedAt", row.consumed_at_us)
-        .integer("totalConsumed", row.next.0)
-        .integer("offsetLag", row.behind)
-        .integer("timeLagSeconds", row.oldest_us.map_or(0, |us| seconds_since(us, now_us)))
-        .boolean("leaseActive", row.leased)
-        .end();
-}
-
-/// Partitions where a group lags.
-pub fn decode_lagging(query: &Query<'_>) -> Result<CursorQuery, Refusal> {
-    let seconds = query.integer("minLagSeconds")?;
-    let seconds = seconds.map_or(limits::LAG_SECONDS_DEFAULT, |s| u64::try_from(s).unwrap_or(0));
-    Ok(CursorQuery {
-        group: None,
-        queue: query.text("queue").map(|queue| queue.clone().into_owned()),
-        order: CursorOrder::Lag { seconds },
-        page: page(query, limits::PARTITIONS_LIMIT_MAX),
+fn instant(text: &str, key: &str) -> Result<i64, Refusal> {
+    time::parse_iso8601(text).ok_or_else(|| {
+        Refusal::new(ErrorCode::BadRequest, format!("{key} is not an ISO-8601 time"))
     })
 }
 
-/// Writes a bare array, the oldest first.
-pub fn encode_lagging(rows: &[CursorRow], now_us: i64, out: &mut Vec<u8>) {
-    out.push(b'[');
-    write_bounded(out, rows, |row, out| {
-        let seconds = row.oldest_us.map_or(0, |us| seconds_since(us, now_us));
-        let mut fields = Fields::begin(out);
-        fields
-            .text("consumer_group", &row.group)
-            .text("queue_name", &row.queue)
-            .text("partition_name", &row.partition);
-        write_partition_id(fields.key("partition_id"), row.partition_id);
-        fields
-            .null("worker_id")
-            .text("kind", "queen")
-            .integer("offset_lag", row.behind)
-            .integer("time_lag_seconds", seconds);
-        // Hours with two decimals, out of whole numbers.
-        let hundredths = seconds / 36;
-        let hours = format!("{}.{:02}", hundredths / 100, hundredths % 100);
-        fields
-            .literal("lag_hours", &hours)
-            .micros_or_null("oldest_unconsumed_at", row.oldest_us)
-            .micros_or_null("last_consumed_at", row.consumed_at_us)
-            .end();
-    });
-    out.push(b']');
+/// Whether the registration goes with the cursors: it does unless the query says exactly
+/// `false`.
+pub fn deletes_registration(query: &Query<'_>) -> bool {
+    query.text("deleteMetadata").is_none_or(|value| *value != "false")
+}
+
+pub fn encode_seek(
+    group: &str,
+    queue: &str,
+    partition: Option<&str>,
+    seek: &Seek,
+    changed: &GroupChanged,
+    out: &mut Vec<u8>,
+) {
+    let mut fields = Fields::begin(out);
+    fields.boolean("success", true).text("consumerGroup", group).text("queueName", queue);
+    text_or_null(&mut fields, "partitionName", partition);
+    fields.boolean("seekToEnd", seek.to == SeekTo::End);
+    text_or_null(&mut fields, "targetTimestamp", seek.timestamp.as_deref());
+    fields.integer("partitionsUpdated", changed.partitions).boolean("updated", true).end();
+}
+
+/// A seek of what is not there.
+pub fn encode_seek_nowhere(group: &str, queue: &str, partition: Option<&str>, out: &mut Vec<u8>) {
+    let error = if partition.is_some() { "Partition not found" } else { "Queue not found" };
+    let mut fields = Fields::begin(out);
+    fields.boolean("success", false).text("error", error);
+    fields.text("code", ErrorCode::NotFound.word());
+    fields.text("consumerGroup", group).text("queueName", queue);
+    fields.integer("partitionsUpdated", 0).end();
+}
+
+/// A refusal, in the shape of these routes.
+pub fn encode_refused(refusal: &Refusal, out: &mut Vec<u8>) {
+    let mut fields = Fields::begin(out);
+    fields.boolean("success", false).text("error", &refusal.text);
+    fields.text("code", refusal.code.word()).end();
+}
+
+pub fn encode_deleted(
+    group: &str,
+    queue: Option<&str>,
+    registration: bool,
+    changed: &GroupChanged,
+    out: &mut Vec<u8>,
+) {
+    let mut fields = Fields::begin(out);
+    fields.boolean("success", true).text("consumerGroup", group);
+    text_or_null(&mut fields, "queueName", queue);
+    fields.integer("deletedPartitions", changed.partitions);
+    fields.boolean("metadataDeleted", registration);
+    let queues = fields.key("queues");
+    queues.push(b'[');
+    for (i, queue) in changed.queues.iter().enumerate() {
+        if i > 0 {
+            queues.push(b',');
+        }
+        json::write_string(queues, queue);
+    }
+    queues.push(b']');
+    fields.end();
+}
+
+pub fn encode_subscription(
+    group: &str,
+    timestamp: &str,
+    changed: &GroupChanged,
+    out: &mut Vec<u8>,
+) {
+    let mut fields = Fields::begin(out);
+    fields.boolean("success", true).text("consumerGroup", group).text("newTimestamp", timestamp);
+    fields.integer("rowsUpdated", changed.queues.len()).end();
+}
+
+fn text_or_null(fields: &mut Fields<'_>, key: &'static str, text: Option<&str>) {
+    match text {
+        Some(text) => fields.text(key, text),
+        None => fields.null(key),
+    };
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::ids::{Offset, PartitionId};
-    use crate::model::inspect::Registration;
     use crate::proto::query::query;
 
-    fn cursor(queue: &str, partition: &str) -> CursorRow {
-        CursorRow {
-            group: "g".into(),
-            queue: queue.into(),
-            partition: partition.into(),
-            partition_id: PartitionId(4),
-            next: Offset(6),
-            behind: 2,
-            oldest_us: Some(0),
-            consumed_at_us: None,
-            leased: true,
+    #[test]
+    fn a_seek_names_an_end_or_a_time() {
+        for body in ["", " ", "null", r#"{"toEnd":true}"#, r#"{"toEnd":true,"timestamp":"x"}"#] {
+            assert_eq!(decode_seek(body.as_bytes()).unwrap().to, SeekTo::End, "{body}");
+        }
+        let seek = decode_seek(br#"{"toEnd":false,"timestamp":"1970-01-01T00:00:01Z"}"#).unwrap();
+        assert_eq!(seek.to, SeekTo::Time(1_000_000));
+        assert_eq!(seek.timestamp.as_deref(), Some("1970-01-01T00:00:01Z"));
+        for body in [
+            "{}",
+            r#"{"position":"earliest"}"#,
+            r#"{"position":7}"#,
+            r#"{"toEnd":false}"#,
+            r#"{"timestamp":"soon"}"#,
+        ] {
+            let refusal = decode_seek(body.as_bytes()).unwrap_err();
+            assert_eq!(refusal.code, ErrorCode::BadRequest, "{body}");
+        }
+        for body in ["[", r#"{"timestamp":5}"#, r#"{"toEnd":1}"#, "true"] {
+            let refusal = decode_seek(body.as_bytes()).unwrap_err();
+            assert_eq!(refusal.code, ErrorCode::BadBody, "{body}");
         }
     }
 
     #[test]
-    fn the_list_has_the_wires_keys() {
-        let mut row = GroupRow {
-            group: "g".into(),
-            queue: "q".into(),
-            cursors: 2,
-            partitions_behind: 1,
-            behind: 5,
-            oldest_us: Some(0),
-            consumed: true,
-            registration: Some(Registration { from_us: Some(7), created_at_us: 7 }),
-        };
-        let mut out = Vec::new();
-        encode_list(&[row.clone()], &query(""), 301_000_000, &mut out);
-        let want = concat!(
-            r#"[{"name":"g","topics":["q"],"queueName":"q","members":2,"partitionCursors":2,"#,
-            r#""partitionsWithLag":1,"totalLag":5,"maxTimeLag":301,"state":"Lagging","#,
-            r#""storage":"segments","kind":"queen","subscriptionMode":"new","#,
-            r#""subscriptionTimestamp":"1970-01-01T00:00:00.000007Z","#,
-            r#""subscriptionCreatedAt":"1970-01-01T00:00:00.000007Z","conflation":false}]"#
-        );
-        assert_eq!(String::from_utf8_lossy(&out), want);
-        (row.oldest_us, row.registration) = (None, None);
-        let state = |row: &GroupRow, text| {
-            let mut out = Vec::new();
-            encode_list(std::slice::from_ref(row), &query(text), 0, &mut out);
-            let v: serde_json::Value = serde_json::from_slice(&out).unwrap();
-            v.get(0).map(|v| (v["state"].to_string(), v["subscriptionMode"].to_string()))
-        };
-        assert_eq!(state(&row, ""), Some(("\"Stable\"".into(), "null".into())));
-        assert_eq!((state(&row, "queue=x"), state(&row, "offset=1")), (None, None));
-        row.consumed = false;
-        row.registration = Some(Registration { from_us: Some(1), created_at_us: 7 });
-        assert_eq!(state(&row, "queue=q"), Some(("\"Dead\"".into(), "\"timestamp\"".into())));
+    fn a_moved_subscription_names_a_time() {
+        let body = br#"{"subscriptionTimestamp":"1970-01-01T00:00:02Z"}"#;
+        let (text, us) = decode_subscription(body).unwrap();
+        assert_eq!((text.as_str(), us), ("1970-01-01T00:00:02Z", 2_000_000));
+        for body in ["{}", r#"{"subscriptionTimestamp":null}"#, r#"{"subscriptionTimestamp":"x"}"#]
+        {
+            let refusal = decode_subscription(body.as_bytes()).unwrap_err();
+            assert_eq!(refusal.code, ErrorCode::BadRequest, "{body}");
+        }
+        assert_eq!(decode_subscription(b"").unwrap_err().code, ErrorCode::BadBody);
     }
 
     #[test]
-    fn a_group_is_an_object_by_queue() {
-        let mut out = Vec::new();
-        let rows = [cursor("a", "p"), cursor("b", "p"), cursor("b", "r")];
-        encode_detail(&rows, true, 5_000_000, &mut out).unwrap();
-        let text = String::from_utf8(out).unwrap();
-        let start = concat!(
-            r#"{"a":{"conflation":false,"kind":"queen","partitions":[{"partition":"p","#,
-            r#""workerId":null,"lastConsumedAt":null,"totalConsumed":6,"offsetLag":2,"#,
-            r#""timeLagSeconds":5,"leaseActive":true}]},"b":{"#
-        );
-        assert!(text.starts_with(start), "{text}");
-        assert!(text.ends_with("}],\"partitionsTruncated\":true}}"), "{text}");
-        let none = encode_detail(&[], false, 0, &mut Vec::new()).unwrap_err();
-        assert_eq!((none.code, &*none.text), (ErrorCode::NotFound, "Consumer group not found"));
+    fn a_registration_stays_only_on_the_literal_false() {
+        for (text, want) in [
+            ("", true),
+            ("deleteMetadata=true", true),
+            ("deleteMetadata=0", true),
+            ("deleteMetadata=False", true),
+            ("deleteMetadata=false", false),
+        ] {
+            assert_eq!(deletes_registration(&query(text)), want, "{text}");
+        }
     }
 
     #[test]
-    fn lagging_partitions_are_told_in_seconds_and_hours() {
+    fn answers_have_every_key() {
         let mut out = Vec::new();
-        encode_lagging(&[cursor("q", "p")], 5_436_000_000, &mut out);
+        let changed = GroupChanged { queues: vec!["a".into(), "b".into()], partitions: 3 };
+        let seek = Seek { to: SeekTo::End, timestamp: None };
+        encode_seek("g", "a", None, &seek, &changed, &mut out);
         let want = concat!(
-            r#"[{"consumer_group":"g","queue_name":"q","partition_name":"p","partition_id":"4","#,
-            r#""worker_id":null,"kind":"queen","offset_lag":2,"time_lag_seconds":5436,"#,
-            r#""lag_hours":1.51,"oldest_unconsumed_at":"1970-01-01T00:00:00.000000Z","#,
-            r#""last_consumed_at":null}]"#
+            r#"{"success":true,"consumerGroup":"g","queueName":"a","partitionName":null,"#,
+            r#""seekToEnd":true,"targetTimestamp":null,"partitionsUpdated":3,"updated":true}"#
         );
         assert_eq!(String::from_utf8_lossy(&out), want);
-        let order = |text| decode_lagging(&query(text)).map(|query| query.order);
-        assert_eq!(order(""), Ok(CursorOrder::Lag { seconds: 3_600 }));
-        assert_eq!(order("minLagSeconds=-4"), Ok(CursorOrder::Lag { seconds: 0 }));
-        assert!(order("minLagSeconds=x").is_err());
+        out.clear();
+        encode_deleted("g", None, true, &changed, &mut out);
+        let want = concat!(
+            r#"{"success":true,"consumerGroup":"g","queueName":null,"deletedPartitions":3,"#,
+            r#""metadataDeleted":true,"queues":["a","b"]}"#
+        );
+        assert_eq!(String::from_utf8_lossy(&out), want);
+        out.clear();
+        encode_subscription("g", "t", &changed, &mut out);
+        let want = r#"{"success":true,"consumerGroup":"g","newTimestamp":"t","rowsUpdated":2}"#;
+        assert_eq!(String::from_utf8_lossy(&out), want);
+        out.clear();
+        encode_seek_nowhere("g", "a", Some("p"), &mut out);
+        let want = concat!(
+            r#"{"success":false,"error":"Partition not found","code":"not_found","#,
+            r#""consumerGroup":"g","queueName":"a","partitionsUpdated":0}"#
+        );
+        assert_eq!(String::from_utf8_lossy(&out), want);
     }
 }

@@ -64,6 +64,8 @@ pub(super) fn write_bounded<T>(
 /// Writes the depth. Counts are over all partitions, rows those with the most pending.
 pub fn encode_depth(query: &LoadQuery, loads: &Loads, out: &mut Vec<u8>) {
     let sums = &loads.sums;
+    // A conflating group handles one message a partition, however many wait.
+    let effective = |messages, partitions| if sums.conflation { partitions } else { messages };
     let mut fields = Fields::begin(out);
     fields.text("queue", query.queue.as_deref().unwrap_or_default());
     match &query.group {
@@ -76,9 +78,12 @@ pub fn encode_depth(query: &LoadQuery, loads: &Loads, out: &mut Vec<u8>) {
         .integer("ready", sums.pending - sums.processing)
         .integer("partitionsPending", sums.partitions_pending)
         .integer("partitionsReady", sums.partitions_ready)
-        .boolean("conflation", false)
-        .integer("effectivePending", sums.pending)
-        .integer("effectiveReady", sums.pending - sums.processing);
+        .boolean("conflation", sums.conflation)
+        .integer("effectivePending", effective(sums.pending, sums.partitions_pending))
+        .integer(
+            "effectiveReady",
+            effective(sums.pending - sums.processing, sums.partitions_ready),
+        );
     let out = fields.key("partitions");
     out.push(b'[');
     let shown = write_bounded(out, &loads.rows, |row, out| {
@@ -163,8 +168,13 @@ mod tests {
             oldest_us: Some(1_000_000),
             retained_bytes: 77,
         };
-        let sums =
-            LoadSums { pending: 5, processing: 2, partitions_pending: 1, partitions_ready: 1 };
+        let sums = LoadSums {
+            pending: 5,
+            processing: 2,
+            partitions_pending: 1,
+            partitions_ready: 1,
+            conflation: false,
+        };
         Loads { sums, rows: names.iter().map(row).collect(), walked: 9, truncated: false }
     }
 

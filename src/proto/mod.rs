@@ -13,6 +13,7 @@ pub mod configure;
 pub mod dlq;
 pub mod error;
 pub mod exposition;
+pub mod group_listing;
 pub mod groups;
 pub mod health;
 pub mod json;

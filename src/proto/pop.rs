@@ -16,7 +16,7 @@ use crate::base::{limits, time, uuid};
 use crate::model::command::{DEFAULT_PARTITION, PopRequest, PopTarget, QUEUE_MODE, Subscription};
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame::{self, BATCH_HEAD_BYTES, BatchHead, FRAME_BYTES_MIN, Frame};
-use crate::model::reply::{Autopilot, Claim, PopReply};
+use crate::model::reply::{Autopilot, Claim, Conflation, PopReply};
 
 /// A pop, and in which form it wants its answer.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -42,25 +42,30 @@ pub fn encode_no_labels(out: &mut Vec<u8>) {
 }
 
 /// Reads the parameters of a pop. What does not parse is refused, what is out of range is moved
-/// into it.
-pub fn decode<'a>(target: PopTarget<'a>, query: &Query<'a>) -> Result<PopParams<'a>, Refusal> {
+/// into it. `default` is how a group subscribes that does not say how.
+pub fn decode<'a>(
+    target: PopTarget<'a>,
+    query: &Query<'a>,
+    default: Subscription,
+) -> Result<PopParams<'a>, Refusal> {
     let target = default_partition(target);
     let named = query.text("consumerGroup").cloned();
     let auto_ack = query.flag("autoAck")? | query.flag("commitOnDelivery")?;
-    refuse_conflation(query, named.is_some(), auto_ack)?;
+    let conflation = query.flag("conflation")?;
+    let queue_mode = named.as_ref().is_none_or(|group| *group == QUEUE_MODE);
+    if conflation {
+        check_conflation(!queue_mode, auto_ack)?;
+    }
     let group = named.unwrap_or(Cow::Borrowed(QUEUE_MODE));
     check_target(&target, &group)?;
 
     let autopilot = query.flag("autopilot")?;
     // Within the range after the clamp, so the cast keeps the value.
-    let count = |key, default: u32, max: u32| -> Result<Option<u32>, Refusal> {
-        Ok(match query.integer(key)? {
-            Some(n) => Some(n.clamp(1, max.into()) as u32),
-            None => (!autopilot).then_some(default),
-        })
+    let count = |key, max: u32| -> Result<Option<u32>, Refusal> {
+        Ok(query.integer(key)?.map(|n| n.clamp(1, max.into()) as u32))
     };
-    let batch = count("batch", limits::POP_BATCH_DEFAULT, limits::POP_BATCH_MAX)?;
-    let mut partitions = count("partitions", 1, limits::POP_PARTITIONS_MAX)?;
+    let batch = count("batch", limits::POP_BATCH_MAX)?;
+    let mut partitions = count("partitions", limits::POP_PARTITIONS_MAX)?;
     if matches!(target, PopTarget::Partition { .. }) {
         partitions = Some(1);
     }
@@ -72,7 +77,7 @@ pub fn decode<'a>(target: PopTarget<'a>, query: &Query<'a>) -> Result<PopParams<
         .filter(|seconds| *seconds > 0)
         .map(|seconds| seconds.min(limits::LEASE_SECONDS_MAX.into()) as u32);
     let request = PopRequest {
-        subscription: subscription(query, &group),
+        subscription: subscription(query, &group, default),
         target,
         group,
         batch,
@@ -81,6 +86,7 @@ pub fn decode<'a>(target: PopTarget<'a>, query: &Query<'a>) -> Result<PopParams<
         wait_ms: query.flag("wait")?.then_some(timeout),
         lease_seconds,
         autopilot,
+        conflation,
     };
     Ok(PopParams { request, frames: query.flag("frames")? })
 }
@@ -102,25 +108,19 @@ fn check_target(target: &PopTarget<'_>, group: &str) -> Result<(), Refusal> {
     }
 }
 
-/// What is wrong with a conflating pop is said before what is missing here: the client's mistake
-/// stays a mistake on every broker.
-fn refuse_conflation(query: &Query<'_>, has_group: bool, auto_ack: bool) -> Result<(), Refusal> {
-    if !query.flag("conflation")? {
-        return Ok(());
-    }
-    let (code, text) = if !has_group {
-        (ErrorCode::BadRequest, "conflation needs a consumerGroup")
-    } else if auto_ack {
-        (ErrorCode::BadRequest, "conflation cannot be combined with autoAck")
-    } else {
-        (ErrorCode::NotImplemented, "conflation is not served by this build")
+/// A group that conflates commits more than it delivers, so it is named and it acks.
+fn check_conflation(has_group: bool, auto_ack: bool) -> Result<(), Refusal> {
+    let text = match (has_group, auto_ack) {
+        (false, _) => "conflation needs a consumerGroup",
+        (true, true) => "conflation cannot be combined with autoAck",
+        (true, false) => return Ok(()),
     };
-    Err(Refusal::new(code, text))
+    Err(Refusal::new(ErrorCode::BadRequest, text))
 }
 
 /// Where a group starts on first contact. Pops without a group never skip what is stored,
 /// whatever they ask for.
-fn subscription(query: &Query<'_>, group: &str) -> Subscription {
+fn subscription(query: &Query<'_>, group: &str, default: Subscription) -> Subscription {
     if group == QUEUE_MODE {
         return Subscription::All;
     }
@@ -132,7 +132,8 @@ fn subscription(query: &Query<'_>, group: &str) -> Subscription {
     }
     match query.text("subscriptionMode") {
         Some(mode) if mode.eq_ignore_ascii_case("all") => Subscription::All,
-        _ => Subscription::New,
+        Some(mode) if mode.eq_ignore_ascii_case("new") => Subscription::New,
+        _ => default,
     }
 }
 
@@ -182,10 +183,7 @@ fn write_reply<B: IoBuf>(
     }
     out.extend_from_slice(b"],\"partitionsClaimed\":");
     json::write_integer(out, reply.claims.len());
-    if let Some(chosen) = reply.autopilot {
-        out.push(b',');
-        write_autopilot(chosen, out);
-    }
+    write_echoes(reply, out);
     out.push(b'}');
     Ok(())
 }
@@ -194,7 +192,20 @@ fn lease_text<B>(reply: &PopReply<B>) -> String {
     reply.lease_id.map_or_else(String::new, |id| uuid::to_string(&id.0))
 }
 
-pub(super) fn write_autopilot(chosen: Autopilot, out: &mut Vec<u8>) {
+/// What both forms of the answer say of the pop itself.
+pub(super) fn write_echoes<B>(reply: &PopReply<B>, out: &mut Vec<u8>) {
+    match reply.conflation {
+        Conflation::Off => {}
+        Conflation::On => out.extend_from_slice(b",\"conflation\":true"),
+        Conflation::Refused => out.extend_from_slice(b",\"conflationConflict\":true"),
+    }
+    if let Some(chosen) = reply.autopilot {
+        out.push(b',');
+        write_autopilot(chosen, out);
+    }
+}
+
+fn write_autopilot(chosen: Autopilot, out: &mut Vec<u8>) {
     out.extend_from_slice(b"\"autopilot\":{\"partitions\":");
     json::write_integer(out, chosen.partitions);
     out.extend_from_slice(b",\"batch\":");
@@ -340,26 +351,31 @@ mod tests {
     }
 
     fn read(text: &'static str) -> PopRequest<'static> {
-        decode(queue(), &query(text)).unwrap().request
+        decode(queue(), &query(text), Subscription::New).unwrap().request
+    }
+
+    fn read_named(target: PopTarget<'static>) -> Result<PopParams<'static>, Refusal> {
+        decode(target, &query("consumerGroup=g"), Subscription::New)
     }
 
     fn refused(text: &'static str) -> ErrorCode {
-        decode(queue(), &query(text)).unwrap_err().code
+        decode(queue(), &query(text), Subscription::New).unwrap_err().code
     }
 
     #[test]
     fn a_bare_pop_has_the_defaults() {
-        let params = decode(queue(), &query("unknown=1")).unwrap();
+        let params = decode(queue(), &query("unknown=1"), Subscription::New).unwrap();
         let want = PopRequest {
             target: queue(),
             group: QUEUE_MODE.into(),
-            batch: Some(200),
-            partitions: Some(1),
+            batch: None,
+            partitions: None,
             auto_ack: false,
             wait_ms: None,
             lease_seconds: None,
             subscription: Subscription::All,
             autopilot: false,
+            conflation: false,
         };
         assert_eq!(params, PopParams { request: want, frames: false });
     }
@@ -368,7 +384,7 @@ mod tests {
     fn every_parameter_is_read() {
         let text = "batch=7&partitions=3&autoAck=true&wait=1&timeout=1500&leaseSeconds=9\
                     &consumerGroup=g&subscriptionMode=ALL&frames=true&namespace=x";
-        let params = decode(queue(), &query(text)).unwrap();
+        let params = decode(queue(), &query(text), Subscription::New).unwrap();
         let want = PopRequest {
             target: queue(),
             group: "g".into(),
@@ -379,6 +395,7 @@ mod tests {
             lease_seconds: Some(9),
             subscription: Subscription::All,
             autopilot: false,
+            conflation: false,
         };
         assert_eq!(params, PopParams { request: want, frames: true });
     }
@@ -405,7 +422,9 @@ mod tests {
         let r = read("autopilot=true&batch=5");
         assert_eq!((r.batch, r.partitions), (Some(5), None));
         let pinned = PopTarget::Partition { queue: "q".into(), partition: "".into() };
-        let r = decode(pinned, &query("autopilot=true&partitions=9")).unwrap().request;
+        let r = decode(pinned, &query("autopilot=true&partitions=9"), Subscription::New)
+            .unwrap()
+            .request;
         assert_eq!((r.batch, r.partitions), (None, Some(1)));
         let PopTarget::Partition { partition, .. } = r.target else { panic!("pinned") };
         assert_eq!(partition, "Default");
@@ -430,6 +449,15 @@ mod tests {
         ] {
             assert_eq!(read(text).subscription, want, "{text}");
         }
+        let all = |text| decode(queue(), &query(text), Subscription::All).unwrap().request;
+        for (text, want) in [
+            ("consumerGroup=g", Subscription::All),
+            ("consumerGroup=g&subscriptionMode=oldest", Subscription::All),
+            ("consumerGroup=g&subscriptionMode=NEW", Subscription::New),
+            ("consumerGroup=g&subscriptionFrom=now", Subscription::New),
+        ] {
+            assert_eq!(all(text).subscription, want, "{text}");
+        }
     }
 
     #[test]
@@ -450,18 +478,17 @@ mod tests {
         ] {
             assert_eq!(refused(text), ErrorCode::BadRequest, "{text}");
         }
-        assert_eq!(refused("conflation=true&consumerGroup=g"), ErrorCode::NotImplemented);
-        assert!(!read("conflation=false").auto_ack);
+        assert_eq!(refused("conflation=true&consumerGroup=__QUEUE_MODE__"), ErrorCode::BadRequest);
+        assert!(read("conflation=true&consumerGroup=g").conflation);
+        assert!(!read("conflation=false").conflation);
     }
 
     #[test]
     fn names_are_checked() {
-        let code = |target| decode(target, &query("consumerGroup=g")).unwrap_err().code;
+        let code = |target| read_named(target).unwrap_err().code;
         assert_eq!(code(PopTarget::Queue("".into())), ErrorCode::BadRequest);
         assert_eq!(code(PopTarget::Queue("q".repeat(411).into())), ErrorCode::NameTooLong);
-        assert!(
-            decode(PopTarget::Queue("q".repeat(410).into()), &query("consumerGroup=g")).is_ok()
-        );
+        assert!(read_named(PopTarget::Queue("q".repeat(410).into())).is_ok());
         let (queue, partition) = ("q".into(), "p".repeat(411).into());
         assert_eq!(code(PopTarget::Partition { queue, partition }), ErrorCode::NameTooLong);
     }
@@ -472,7 +499,7 @@ mod tests {
         let (namespace, task) = ("n".into(), "".into());
         let target = labels(&query("namespace=n")).unwrap();
         assert_eq!(target, PopTarget::Labels { namespace, task });
-        assert!(decode(target, &query("namespace=n")).is_ok());
+        assert!(decode(target, &query("namespace=n"), Subscription::New).is_ok());
         let mut out = Vec::new();
         encode_no_labels(&mut out);
         let read: queen_protocol::PopResponse = serde_json::from_slice(&out).unwrap();
@@ -502,12 +529,20 @@ mod tests {
             partition_id: PartitionId(7),
             start: Offset(start),
             end: Offset(end),
+            epoch: 0,
             attempt: 2,
             batches,
         };
         let lease_id = Some(LeaseId([0x22; 16]));
         let (queue, group) = ("orders".into(), "g".into());
-        PopReply { queue, group, lease_id, claims: vec![claim], autopilot: None }
+        PopReply {
+            queue,
+            group,
+            lease_id,
+            claims: vec![claim],
+            autopilot: None,
+            conflation: Conflation::Off,
+        }
     }
 
     fn json(reply: &PopReply<HeapBuf>, discovery: bool) -> String {

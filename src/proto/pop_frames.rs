@@ -10,11 +10,11 @@
 //! A record is sent whole even when the claim takes only a part of it: clients drop what lies
 //! outside.
 
-use super::pop::write_autopilot;
+use super::pop::write_echoes;
 use crate::base::buf::{Gather, IoBuf};
 use crate::base::uuid;
 use crate::model::frame::{self, BATCH_HEAD_BYTES};
-use crate::model::reply::{Claim, PopReply};
+use crate::model::reply::{Claim, Conflation, PopReply};
 
 /// A part of the answer, in the order of sending.
 #[derive(Clone, Debug)]
@@ -38,12 +38,12 @@ impl<B: IoBuf> Piece<B> {
 }
 
 /// Whether the framed form can carry this answer: it names one queue, and clients refuse the whole answer over one
-/// encrypted frame, even one outside its claim. Reads only the heads of frames and copies
+/// encrypted frame, even one outside its claim. What a conflating group gets is told in JSON. Reads only the heads of frames and copies
 /// nothing, however the batches lie.
 pub fn fits_frames<B: IoBuf>(reply: &PopReply<B>) -> bool {
     let one_queue = reply.claims.windows(2).all(|pair| pair[0].queue == pair[1].queue);
     let mut batches = reply.claims.iter().flat_map(|claim| &claim.batches);
-    one_queue && batches.all(batch_is_clear)
+    one_queue && reply.conflation != Conflation::On && batches.all(batch_is_clear)
 }
 
 /// False for a batch with an encrypted frame, and for one that cannot be looked into. Encrypted
@@ -119,10 +119,7 @@ pub fn encode_frames<B: IoBuf>(reply: &PopReply<B>) -> Vec<Piece<B>> {
 fn write_head<B>(reply: &PopReply<B>, out: &mut Vec<u8>) {
     let mut own = Vec::with_capacity(64);
     own.extend_from_slice(b"{\"frames\":true");
-    if let Some(chosen) = reply.autopilot {
-        own.push(b',');
-        write_autopilot(chosen, &mut own);
-    }
+    write_echoes(reply, &mut own);
     own.push(b'}');
     out.extend_from_slice(b"QPF1\x01");
     out.extend_from_slice(&(own.len() as u32).to_le_bytes());
@@ -217,6 +214,7 @@ mod tests {
             partition_id: PartitionId(id),
             start: Offset(span.0),
             end: Offset(span.1),
+            epoch: 0,
             attempt,
             batches: Vec::new(),
         }
@@ -224,7 +222,14 @@ mod tests {
 
     fn reply(group: &str, claims: Vec<Claim<HeapBuf>>) -> PopReply<HeapBuf> {
         let (queue, group) = ("orders".into(), group.into());
-        PopReply { queue, group, lease_id: None, claims, autopilot: None }
+        PopReply {
+            queue,
+            group,
+            lease_id: None,
+            claims,
+            autopilot: None,
+            conflation: Conflation::Off,
+        }
     }
 
     fn joined(reply: &PopReply<HeapBuf>) -> Vec<u8> {

@@ -85,6 +85,7 @@ fn word(state: &WhyState) -> &'static str {
         WhyState::Leased { .. } => "leased",
         WhyState::Delayed { .. } => "delayed",
         WhyState::Window { .. } => "window",
+        WhyState::Conflated { .. } => "conflated",
         WhyState::Reserved { .. } => "reserved",
         WhyState::SeededAfter { .. } => "seeded_after",
         WhyState::Damaged { .. } => "damaged",
@@ -107,6 +108,9 @@ fn write_numbers(state: &WhyState, fields: &mut Fields<'_>) {
         }
         WhyState::Delayed { until_us } | WhyState::Window { until_us } => {
             fields.micros("until", *until_us);
+        }
+        WhyState::Conflated { first, newest } => {
+            fields.integer("firstOffset", first.0).integer("newestOffset", newest.0);
         }
         WhyState::Reserved { first, last } => {
             fields.integer("firstOffset", first.0).integer("lastOffset", last.0);

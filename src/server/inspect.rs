@@ -13,7 +13,7 @@ use crate::model::error::{ErrorCode, Refusal};
 use crate::model::inspect::{InspectRequest, Inspected, LoadQuery, Loads, Missing};
 use crate::model::reply::Reply;
 use crate::proto::query::Query;
-use crate::proto::{dlq, groups, loads, messages, resources, traces, why};
+use crate::proto::{dlq, group_listing, loads, messages, resources, traces, why};
 
 /// What an operator asks for. Names borrow from the request's path.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -212,8 +212,12 @@ async fn show_groups(
     query: &Query<'_>,
 ) -> Result<Answer, Refusal> {
     let request = match route {
-        InspectRoute::Group(group) => InspectRequest::Cursors(groups::decode_detail(group, query)),
-        InspectRoute::LaggingGroups => InspectRequest::Cursors(groups::decode_lagging(query)?),
+        InspectRoute::Group(group) => {
+            InspectRequest::Cursors(group_listing::decode_detail(group, query))
+        }
+        InspectRoute::LaggingGroups => {
+            InspectRequest::Cursors(group_listing::decode_lagging(query)?)
+        }
         _ => InspectRequest::Groups,
     };
     let found = inspect(shard, request).await?;
@@ -221,14 +225,14 @@ async fn show_groups(
     match (route, found) {
         (InspectRoute::Group(_), Inspected::Cursors { rows, truncated }) => {
             let mut body = Vec::with_capacity(1 << 10);
-            groups::encode_detail(&rows, truncated, now_us, &mut body)?;
+            group_listing::encode_detail(&rows, truncated, now_us, &mut body)?;
             Ok(Answer::new(200, JSON, body))
         }
         (_, Inspected::Cursors { rows, .. }) => {
-            Ok(Answer::json(200, |out| groups::encode_lagging(&rows, now_us, out)))
+            Ok(Answer::json(200, |out| group_listing::encode_lagging(&rows, now_us, out)))
         }
         (_, Inspected::Groups(rows)) => {
-            Ok(Answer::json(200, |out| groups::encode_list(&rows, query, now_us, out)))
+            Ok(Answer::json(200, |out| group_listing::encode_list(&rows, query, now_us, out)))
         }
         (_, other) => Err(wrong(&other)),
     }

@@ -16,6 +16,7 @@ pub mod dma;
 pub mod executor;
 pub mod fs_storage;
 pub mod gate;
+mod groups;
 pub mod host;
 mod inspect;
 pub mod jwks;

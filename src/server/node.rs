@@ -24,6 +24,7 @@ use crate::base::cipher::Keys;
 use crate::base::time::Now;
 use crate::broker::shard::ShardConfig;
 use crate::http::{self, Limits};
+use crate::model::command::Subscription;
 use crate::proto::pop::Opener;
 
 /// What an executor is given at its start. It goes to the executor's thread.
@@ -42,6 +43,7 @@ pub struct Part {
     pub about: Arc<About>,
     /// Of all executors.
     pub shards_total: u16,
+    pub default_subscription: Subscription,
 }
 
 pub struct Node {
@@ -51,6 +53,8 @@ pub struct Node {
     pub limits: Limits,
     pub about: Arc<About>,
     shards_total: u16,
+    /// How a group subscribes that does not say how.
+    pub default_subscription: Subscription,
     pub watches: Watches,
     /// The `Date` of answers, formatted once a second.
     date: Cell<[u8; 29]>,
@@ -139,6 +143,7 @@ async fn open(part: Part) -> Result<Node, String> {
         limits: part.limits,
         about: part.about,
         shards_total: part.shards_total,
+        default_subscription: part.default_subscription,
         watches: Watches::default(),
         date: Cell::new(http::format_date(now.wall_us.div_euclid(1_000_000))),
         parked: Cell::new(false),

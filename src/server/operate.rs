@@ -10,6 +10,7 @@ use std::rc::Rc;
 use super::answer::{Answer, JSON, TEXT};
 use super::auth::{self, Caller};
 use super::dma::DmaBuf;
+use super::groups;
 use super::inspect;
 use super::meters::Kind;
 use super::node::Node;
@@ -20,7 +21,7 @@ use super::transact;
 use crate::http::{Request, Target};
 use crate::model::command::{Command, FrameGroup, PopTarget, PushItem, ReadRequest};
 use crate::model::error::{ErrorCode, Refusal};
-use crate::model::reply::{QueueDetail, QueueRow, Reply};
+use crate::model::reply::{Conflation, PopReply, QueueDetail, QueueRow, Reply};
 use crate::proto::pop::Piece;
 use crate::proto::query::Query;
 use crate::proto::{ack, configure, dlq, error, lease, pop, push, push_binary, queues, resources};
@@ -86,6 +87,10 @@ async fn operate(
             resources(&route::find(request.method, &segments), rows, &request.target)
         }
         Route::DeadLetters => dead_letters(node, shard, &request.target).await,
+        route @ (Route::Seek(..) | Route::DeleteGroup(..) | Route::MoveSubscription(_)) => {
+            let query = query(&request.target)?;
+            Ok(groups::answer(shard, &route, &query, &request.body).await)
+        }
         Route::Observe(wanted) => observe::answer(node, shard, wanted, &request.target).await,
         Route::Inspect(route) => inspect::answer(node, shard, route, &request).await,
         Route::Front => Ok(Answer::new(200, TEXT, FRONT.as_bytes().to_vec())),
@@ -292,7 +297,7 @@ async fn pop(
         let Some(target) = target.or_else(|| pop::labels(&query)) else {
             return Ok(Answer::json(400, pop::encode_no_labels));
         };
-        let params = pop::decode(target, &query)?;
+        let params = pop::decode(target, &query, node.default_subscription)?;
         let waits = params.request.wait_ms.is_some();
         let answering = shard.handle(Command::Pop(params.request));
         node.note_parked(waits);
@@ -300,12 +305,23 @@ async fn pop(
     };
     drop(request);
     match answering.await {
-        Reply::Pop(reply) if reply.claims.is_empty() => Ok(Answer::nothing()),
+        Reply::Pop(reply) if reply.claims.is_empty() => show_empty(node, &reply, discovery),
         Reply::Pop(reply) => {
             show_claims(node, Claimed::new(shard.clone(), reply), discovery, frames)
         }
         other => Err(unexpected(&other)),
     }
+}
+
+/// An empty answer has no body unless it has something to say: a client that asked for
+/// conflation goes by that.
+fn show_empty(node: &Node, reply: &PopReply<DmaBuf>, discovery: bool) -> Result<Answer, Refusal> {
+    if reply.conflation == Conflation::Off {
+        return Ok(Answer::nothing());
+    }
+    let mut body = Vec::with_capacity(256);
+    pop::encode_json(reply, discovery, &mut node.opener(), &mut body)?;
+    Ok(Answer::new(200, JSON, body))
 }
 
 fn show_claims(

@@ -26,6 +26,11 @@ pub enum Route<'a> {
     Namespaces,
     Tasks,
     DeadLetters,
+    /// Group, queue, and the partition if it is one alone.
+    Seek(&'a str, &'a str, Option<&'a str>),
+    /// Group, and the queue if it is one alone.
+    DeleteGroup(&'a str, Option<&'a str>),
+    MoveSubscription(&'a str),
     /// Something to see of the broker itself.
     Observe(Observe),
     Inspect(InspectRoute<'a>),
@@ -101,6 +106,20 @@ pub fn find<'a>(method: Method, path: &'a [Cow<'a, str>]) -> Route<'a> {
         (Get | Head, ["api", "v1", "resources", "namespaces"]) => Route::Namespaces,
         (Get | Head, ["api", "v1", "resources", "tasks"]) => Route::Tasks,
         (Get | Head, ["api", "v1", "dlq"]) => Route::DeadLetters,
+        (Post, ["api", "v1", "consumer-groups", group, "queues", queue, "seek"]) => {
+            Route::Seek(group, queue, None)
+        }
+        (
+            Post,
+            ["api", "v1", "consumer-groups", group, "queues", queue, "partitions", name, "seek"],
+        ) => Route::Seek(group, queue, Some(name)),
+        (Delete, ["api", "v1", "consumer-groups", group]) => Route::DeleteGroup(group, None),
+        (Delete, ["api", "v1", "consumer-groups", group, "queues", queue]) => {
+            Route::DeleteGroup(group, Some(queue))
+        }
+        (Post, ["api", "v1", "consumer-groups", group, "subscription"]) => {
+            Route::MoveSubscription(group)
+        }
         (Get | Head, []) => Route::Front,
         (_, known) => match observe(method, known) {
             Some(wanted) => Route::Observe(wanted),
@@ -184,11 +203,6 @@ pub(super) const UNBUILT: &[(Method, &str, &str)] = &[
     (Method::Get, "/api/v1/resources/kv/namespaces", "kv namespaces"),
     (Method::Post, "/api/v1/resources/kv/list", "kv list"),
     (Method::Post, "/api/v1/consumer-groups/positions", "consumer group positions"),
-    (Method::Delete, "/api/v1/consumer-groups/:", "consumer groups"),
-    (Method::Delete, "/api/v1/consumer-groups/:/queues/:", "consumer groups"),
-    (Method::Post, "/api/v1/consumer-groups/:/queues/:/seek", "seek"),
-    (Method::Post, "/api/v1/consumer-groups/:/queues/:/partitions/:/seek", "seek"),
-    (Method::Post, "/api/v1/consumer-groups/:/subscription", "subscription"),
     (Method::Get, "/api/v1/system/kv-timers", "system switches"),
     (Method::Post, "/api/v1/system/kv-timers", "system switches"),
     (Method::Get, "/api/v1/system/ephemeral", "system switches"),
@@ -229,6 +243,14 @@ mod tests {
         assert_eq!(name(Method::Post, "/api/v1/lease/l/extend"), "ExtendLease(\"l\")");
         assert_eq!(name(Method::Head, "/api/v1/resources/queues/q"), "Queue(\"q\")");
         assert_eq!(name(Method::Delete, "/api/v1/resources/queues/q"), "DeleteQueue(\"q\")");
+        let seek = "/api/v1/consumer-groups/g/queues/q/seek";
+        assert_eq!(name(Method::Post, seek), "Seek(\"g\", \"q\", None)");
+        let seek = "/api/v1/consumer-groups/g/queues/q/partitions/p/seek";
+        assert_eq!(name(Method::Post, seek), "Seek(\"g\", \"q\", Some(\"p\"))");
+        let group = "/api/v1/consumer-groups/g";
+        assert_eq!(name(Method::Delete, group), "DeleteGroup(\"g\", None)");
+        let one = "/api/v1/consumer-groups/g/queues/q";
+        assert_eq!(name(Method::Delete, one), "DeleteGroup(\"g\", Some(\"q\"))");
         assert_eq!(name(Method::Get, "/"), "Front");
         assert_eq!(name(Method::Head, "/health"), "Observe(Health)");
         assert_eq!(name(Method::Head, "/api/v1/status"), "Observe(Status)");

@@ -159,6 +159,7 @@ impl Broker {
                 auth: auth.clone(),
                 about: about.clone(),
                 shards_total: directory.shards,
+                default_subscription: settings.default_subscription,
             };
             let ring = executor::Settings::new(*cpu, plan.ring_depth, plan.io_memory);
             let name = format!("executor-{index}");

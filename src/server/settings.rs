@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use super::auth::AuthSettings;
 use crate::base::cipher::Keys;
+use crate::model::command::Subscription;
 
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -35,6 +36,8 @@ pub struct Settings {
     pub auth: Option<AuthSettings>,
     /// How long trace events are kept.
     pub trace_retention_seconds: u64,
+    /// How a group subscribes that does not say how: new messages only, or all.
+    pub default_subscription: Subscription,
 }
 
 /// No machine has more; a range beyond it is a slip of the pen.

@@ -714,6 +714,7 @@ impl Chaos {
                 lease_seconds: None,
                 subscription: Subscription::All,
                 autopilot: false,
+                conflation: false,
             };
             let sent = PopSent {
                 request: request.clone(),

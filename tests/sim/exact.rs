@@ -6,6 +6,7 @@
 //!
 //! At each rest no waiting pop may have something to claim: no wake-up is lost.
 
+mod groups;
 mod operator;
 mod push;
 
@@ -24,7 +25,7 @@ use lanemq::model::command::{
     ReadRequest, Subscription,
 };
 use lanemq::model::options::{OptionsPatch, QueueOptions};
-use lanemq::model::reply::{Claim, PopReply, Reply};
+use lanemq::model::reply::{Claim, Conflation, PopReply, Reply};
 use lanemq::proto::pop;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -37,6 +38,8 @@ struct Waiter {
     request: PopRequest<'static>,
     since_us: i64,
     until_us: i64,
+    /// Its group conflated when it came.
+    conflates: bool,
     /// Its client has gone, or its queue has: an early empty answer is right.
     excused: bool,
 }
@@ -106,7 +109,7 @@ fn live(seed: u64) -> Result<Exact, String> {
 impl Exact {
     fn step(&mut self) -> Step {
         self.model.cuts.clear();
-        match self.work.prng.below(100) {
+        match self.work.prng.below(106) {
             0..=29 => self.push(),
             30..=49 => self.pop(false),
             50..=59 => self.pop(true),
@@ -117,13 +120,14 @@ impl Exact {
                 self.configure(queue, patch)
             }
             83 => self.delete(),
-            84..=85 => self.list_queues(),
-            86 => self.list_dead_letters(),
-            87 => self.operate(),
-            88..=93 => self.wait(),
-            94..=95 => self.cancel(),
-            96..=97 => self.crash(),
-            98 => self.restart(),
+            84..=87 => self.change_group(),
+            88..=89 => self.list_queues(),
+            90 => self.list_dead_letters(),
+            91..=92 => self.operate(),
+            93..=99 => self.wait(),
+            100..=101 => self.cancel(),
+            102..=103 => self.crash(),
+            104 => self.restart(),
             _ => {
                 self.world.step_to_deadline()?;
                 self.rest()
@@ -249,9 +253,7 @@ impl Exact {
             return Err("a lease where none should be, or none".into());
         }
         self.model.pin(self.now_us(), request, waiter.since_us);
-        let mut left = u64::from(request.batch.unwrap_or(100));
-        let pinned = matches!(request.target, PopTarget::Partition { .. });
-        let most = if pinned { 1 } else { request.partitions.unwrap_or(64) as usize };
+        let (mut left, most) = self.budget(waiter, pop)?;
         if pop.claims.len() > most {
             return Err(format!("{} claims of {most}", pop.claims.len()));
         }
@@ -269,11 +271,62 @@ impl Exact {
             sealed |= self.check_bytes(claim)?;
         }
         let one_queue = pop.claims.iter().all(|claim| claim.queue == pop.claims[0].queue);
-        if pop::fits_frames(pop) != (one_queue && !sealed) {
+        let conflates = pop.conflation == Conflation::On;
+        if pop::fits_frames(pop) != (one_queue && !sealed && !conflates) {
             return Err(format!("framed answers and this: one queue {one_queue}, sealed {sealed}"));
         }
         let discovery = matches!(request.target, PopTarget::Labels { .. });
         if self.work.prng.chance(15) { self.check_shown(pop, discovery) } else { Ok(()) }
+    }
+
+    /// Messages and partitions the pop may be given.
+    fn budget(&self, waiter: &Waiter, pop: &PopReply<HeapBuf>) -> Result<(u64, usize), String> {
+        let request = &waiter.request;
+        let pinned = matches!(request.target, PopTarget::Partition { .. });
+        let discovery = matches!(request.target, PopTarget::Labels { .. });
+        let (mut batch, mut most) = (request.batch, request.partitions);
+        if waiter.conflates {
+            batch = Some(batch.unwrap_or(200).min(64));
+            most = most.or(batch);
+        }
+        let open = request.batch.is_none() || !(pinned || most.is_some());
+        match pop.autopilot {
+            Some(told) if request.autopilot && open && !discovery => {
+                let kept = |asked: Option<u32>, told: u32| asked.is_none_or(|n| n == told);
+                let batch_kept = kept(request.batch, told.batch) || waiter.conflates;
+                if !batch_kept || !pinned && !kept(request.partitions, told.partitions) {
+                    return Err(format!("autopilot tells {told:?} of {request:?}"));
+                }
+                (batch, most) = (Some(told.batch), Some(told.partitions));
+            }
+            None if !(request.autopilot && open) || discovery => {}
+            told => return Err(format!("autopilot tells {told:?} of {request:?}")),
+        }
+        let most = if pinned { 1 } else { most.unwrap_or(1) };
+        Ok((u64::from(batch.unwrap_or(200)), most as usize))
+    }
+
+    /// What an answer says of conflation is what the group's registration says.
+    fn check_conflation(&self, request: &PopRequest<'_>, pop: &PopReply<HeapBuf>) -> Step {
+        let queues: Vec<String> = match &request.target {
+            PopTarget::Labels { .. } if !pop.claims.is_empty() => {
+                pop.claims.iter().map(|claim| claim.queue.clone()).collect()
+            }
+            _ => self.model.looked_at(request),
+        };
+        let stored = queues.iter().filter_map(|queue| {
+            let group = self.model.queues.get(queue)?.groups.get(&*request.group)?;
+            Some(group.registration?.conflation)
+        });
+        let wanted = match (stored.max(), request.conflation) {
+            (Some(true), _) | (None, true) => Conflation::On,
+            (Some(false), true) => Conflation::Refused,
+            (_, false) => Conflation::Off,
+        };
+        match pop.conflation == wanted {
+            true => Ok(()),
+            false => Err(format!("{:?} said of conflation, not {wanted:?}", pop.conflation)),
+        }
     }
 
     /// The JSON answer shows what was pushed.
@@ -365,15 +418,44 @@ impl Exact {
     fn appeared(&mut self) {
         let now_us = self.now_us();
         for waiter in self.waiters.values().filter(|w| !w.excused) {
-            if matches!(waiter.request.target, PopTarget::Labels { .. }) {
+            let pinned = matches!(waiter.request.target, PopTarget::Partition { .. });
+            if matches!(waiter.request.target, PopTarget::Labels { .. })
+                || pinned && waiter.request.conflation
+            {
                 self.model.register(now_us, &waiter.request);
             }
         }
     }
 
+    /// Several pops of a group that register it when their queue appears must ask for the same:
+    /// which of them comes first is nobody's business.
+    fn is_race(&self, request: &PopRequest<'_>) -> bool {
+        let appears = |target: &PopTarget<'_>, conflation: bool| match target {
+            PopTarget::Labels { .. } => true,
+            PopTarget::Partition { .. } => conflation,
+            PopTarget::Queue(_) => false,
+        };
+        let creates = match &request.target {
+            PopTarget::Queue(queue) => !self.model.queues.contains_key(&**queue),
+            _ => false,
+        };
+        if !creates && !appears(&request.target, request.conflation) {
+            return false;
+        }
+        let asked = (request.subscription, request.conflation);
+        self.waiters.values().map(|w| &w.request).any(|other| {
+            other.group == request.group
+                && appears(&other.target, other.conflation)
+                && (other.subscription, other.conflation) != asked
+        })
+    }
+
     fn pop(&mut self, waits: bool) -> Step {
         let now_us = self.now_us();
         let request = self.work.pop(now_us, waits);
+        if self.is_race(&request) {
+            return Ok(());
+        }
         self.say(|| format!("pop {request:?}"));
         let queues = self.model.queues.len();
         self.model.register(now_us, &request);
@@ -384,7 +466,10 @@ impl Exact {
         let shard = self.shard();
         let token = self.world.command(shard, Command::Pop(request.clone()))?;
         let until_us = now_us + request.wait_ms.unwrap_or(0) as i64 * 1_000;
-        let waiter = Waiter { shard, request, since_us: now_us, until_us, excused: false };
+        let looked_at = self.model.looked_at(&request);
+        let conflates = looked_at.iter().any(|q| self.model.conflates(q, &request.group));
+        let waiter =
+            Waiter { shard, request, since_us: now_us, until_us, conflates, excused: false };
         if !waits {
             self.world.settle()?;
             let wanted = self.model.claimable_all(now_us, &waiter.request, now_us).len();
@@ -409,9 +494,10 @@ impl Exact {
     fn check_thorough(&self, waiter: &Waiter, reply: &Reply<HeapBuf>, wanted: usize) -> Step {
         let Reply::Pop(pop) = reply else { return Ok(()) };
         let request = &waiter.request;
+        self.check_conflation(request, pop)?;
         let messages: u64 = pop.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum();
-        let spent = messages >= u64::from(request.batch.unwrap_or(100))
-            || pop.claims.len() >= request.partitions.unwrap_or(64) as usize;
+        let (batch, most) = self.budget(waiter, pop)?;
+        let spent = messages >= batch || pop.claims.len() >= most;
         if !spent && pop.claims.len() < wanted {
             return Err(format!("{} claims, {wanted} claimable: {request:?}", pop.claims.len()));
         }
@@ -521,12 +607,14 @@ impl Exact {
         };
         let mut shown = BTreeMap::new();
         for row in rows {
-            let counts = (row.partitions, row.counts.total, row.counts.dead_lettered);
+            let owed = row.counts.unconsumed;
+            let counts = (row.partitions, row.counts.total, owed, row.counts.dead_lettered);
             shown.insert(row.name, (row.options, counts));
         }
         let stored = self.model.queues.iter().map(|(name, q)| {
             let total = q.partitions.values().map(|p| p.messages.len() as u64).sum::<u64>();
-            let counts = (q.partitions.len() as u64, total, q.dead.len() as u64);
+            let owed = self.unconsumed(name, q);
+            let counts = (q.partitions.len() as u64, total, owed, q.dead.len() as u64);
             (name.clone(), (q.options.clone(), counts))
         });
         let stored: BTreeMap<_, _> = stored.collect();
@@ -668,12 +756,13 @@ impl Exact {
                 target: PopTarget::Queue(queue.to_owned().into()),
                 group: "the last reader".into(),
                 batch: Some(50),
-                partitions: None,
+                partitions: Some(64),
                 auto_ack: true,
                 wait_ms: None,
                 lease_seconds: None,
                 subscription: Subscription::All,
                 autopilot: false,
+                conflation: false,
             };
             self.model.register(now_us, &request);
             let reply = self.command(Command::Pop(request.clone()))?;
@@ -681,8 +770,14 @@ impl Exact {
             if pop.claims.is_empty() {
                 break;
             }
-            let waiter =
-                Waiter { shard: 0, request, since_us: now_us, until_us: now_us, excused: true };
+            let waiter = Waiter {
+                shard: 0,
+                request,
+                since_us: now_us,
+                until_us: now_us,
+                conflates: false,
+                excused: true,
+            };
             self.claimed(&waiter, &pop)?;
             seen += pop.claims.iter().map(|c| (c.end.0 + 1 - c.start.0) as usize).sum::<usize>();
         }

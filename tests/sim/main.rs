@@ -12,6 +12,7 @@ mod ledger;
 mod log_damage;
 mod log_world;
 mod model;
+mod overtaken;
 mod stored;
 mod workload;
 mod world;

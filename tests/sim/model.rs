@@ -44,6 +44,8 @@ pub struct Lease {
     pub first: u64,
     pub end: u64,
     pub expires_us: i64,
+    /// It stands for all messages before the one delivered.
+    pub conflating: bool,
     /// What giving the claim back restores.
     before: (u64, u32),
 }
@@ -60,16 +62,41 @@ pub struct Cursor {
     released: Option<(LeaseId, u64, u64, i64)>,
 }
 
+impl Cursor {
+    pub fn at(next: u64) -> Self {
+        Self { next, ..Self::default() }
+    }
+}
+
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Start {
     Oldest,
     From(i64),
 }
 
+/// What a group's first contact stored.
+#[derive(Clone, Copy, Debug)]
+pub struct Registration {
+    pub start: Start,
+    pub conflation: bool,
+}
+
 #[derive(Clone, Default, Debug)]
 pub struct Group {
+    /// Where it starts in partitions it has no cursor on.
     pub start: Option<Start>,
+    pub registration: Option<Registration>,
+    /// A seek gave it a cursor on every partition, and no start moves it any more.
+    pub sought: bool,
     pub cursors: BTreeMap<String, Cursor>,
+}
+
+impl Group {
+    /// Everything below is settled in a partition, or passed over by the start.
+    pub fn settled_to(&self, name: &str, stored: &Partition) -> u64 {
+        let all = stored.messages.len() as u64;
+        Model::position(Some(self), name, stored).unwrap_or(all)
+    }
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,7 +119,7 @@ pub struct Queue {
 
 impl Queue {
     pub fn new(options: QueueOptions) -> Self {
-        let queue_mode = Group { start: Some(Start::Oldest), cursors: BTreeMap::new() };
+        let queue_mode = Group { start: Some(Start::Oldest), ..Group::default() };
         Self {
             options,
             partitions: BTreeMap::new(),
@@ -221,8 +248,12 @@ impl Model {
         }
         for name in self.looked_at(request) {
             let Some(queue) = self.queues.get_mut(&name) else { continue };
-            if !matches!(request.target, PopTarget::Partition { .. }) {
+            if !matches!(request.target, PopTarget::Partition { .. }) || request.conflation {
                 let group = queue.groups.entry(request.group.clone().into_owned()).or_default();
+                if *request.group != *QUEUE_MODE {
+                    let registration = Registration { start, conflation: request.conflation };
+                    group.registration.get_or_insert(registration);
+                }
                 group.start.get_or_insert(start);
             }
         }
@@ -270,6 +301,9 @@ impl Model {
         let stored = q.partitions.get(partition)?;
         let group = q.groups.get(&*request.group);
         let pinned = matches!(request.target, PopTarget::Partition { .. });
+        if request.conflation && group.is_none_or(|g| g.registration.is_none()) {
+            return None;
+        }
         let known = group.is_some_and(|g| g.start.is_some() || g.cursors.contains_key(partition));
         let from = if pinned && !known {
             match request.subscription {
@@ -317,6 +351,9 @@ impl Model {
         let Some(q) = self.queues.get_mut(&**queue) else { return };
         let Some(stored) = q.partitions.get(&**partition) else { return };
         let group = q.groups.entry(request.group.clone().into_owned()).or_default();
+        if request.conflation && group.registration.is_none() {
+            return;
+        }
         if group.start.is_some() || group.cursors.contains_key(&**partition) {
             return;
         }
@@ -345,6 +382,9 @@ impl Model {
             .ok_or_else(|| format!("{queue}/{partition} was not claimable, {taken:?}"))?;
         let cut = self.cuts.contains(&(queue.to_owned(), partition.to_owned(), taken.end + 1));
         let to = if cut { to.min(taken.end + 1) } else { to };
+        let span = from;
+        let conflating = self.conflates(queue, &request.group);
+        let from = if conflating { to - 1 } else { from };
         let to = to.min(from + left);
         if (taken.start, taken.end + 1) != (from, to) {
             return Err(format!("{taken:?} should be {from}..={}", to - 1));
@@ -353,7 +393,7 @@ impl Model {
         let lease_seconds = request.lease_seconds.unwrap_or(q.options.lease_seconds).max(1);
         let group = q.groups.entry(request.group.clone().into_owned()).or_default();
         let cursor = group.cursors.entry(partition.to_owned()).or_default();
-        cursor.next = cursor.next.max(from);
+        cursor.next = cursor.next.max(span);
         if request.auto_ack {
             if taken.attempt != 1 {
                 return Err(format!("a commit at delivery is attempt 1, not {}", taken.attempt));
@@ -372,6 +412,7 @@ impl Model {
             id: lease_id.ok_or("a claim without a lease id")?,
             first: from,
             end: to - 1,
+            conflating,
             expires_us: now_us + i64::from(lease_seconds) * SECOND_US,
             before,
         });
@@ -393,6 +434,11 @@ impl Model {
                 }
             }
         }
+    }
+
+    pub fn conflates(&self, queue: &str, group: &str) -> bool {
+        let group = self.queues.get(queue).and_then(|q| q.groups.get(group));
+        group.and_then(|g| g.registration).is_some_and(|r| r.conflation)
     }
 
     fn cursor_mut(&mut self, queue: &str, group: &str, partition: &str) -> Option<&mut Cursor> {
@@ -443,11 +489,17 @@ impl Model {
         {
             return repeated(now_us, cursor, stored, id, items);
         }
-        let places = resolve(cursor, stored, items);
+        let mut places = resolve(cursor, stored, items);
+        let conflating = cursor.lease.as_ref().filter(|l| l.conflating).map(|l| l.end);
+        if let Some(end) = conflating {
+            places.iter_mut().flatten().for_each(|place| *place = end);
+        }
+        let before = cursor.next;
         let found: Vec<(AckStatus, Option<u64>)> =
             items.iter().map(|i| i.status).zip(places.iter().map(|p| p.ok())).collect();
         let leased = cursor.lease.is_some();
         let (released, spent) = settle(now_us, cursor, &found, q.options.retry_limit);
+        let passed = conflating.filter(|_| released && spent.is_empty() && cursor.next > before);
         let files = q.options.dead_letter_queue || q.options.dlq_after_max_retries;
         for (offset, item, retry_count) in spent.iter().filter(|_| files) {
             q.dead.push(Dead {
@@ -478,6 +530,7 @@ impl Model {
                     lease_released: released,
                     dead_lettered: files && spent.iter().any(|(_, i, _)| *i == at),
                     noop,
+                    conflated: passed.filter(|_| place.is_ok()).map(|end| end - before),
                 })
             })
             .collect()
@@ -489,7 +542,14 @@ fn first_from(stored: &Partition, us: i64) -> u64 {
 }
 
 fn result(success: bool, error: Option<&'static str>) -> AckResult {
-    AckResult { success, error, lease_released: false, dead_lettered: false, noop: false }
+    AckResult {
+        success,
+        error,
+        lease_released: false,
+        dead_lettered: false,
+        noop: false,
+        conflated: None,
+    }
 }
 
 /// One past the last message that neither a delay nor a window holds back.
@@ -600,6 +660,8 @@ fn settle(
     }
     if complete || cleared {
         cursor.attempt = (0, 0);
+    } else if cursor.lease.as_ref().is_some_and(|l| l.conflating) {
+        // The next delivery is of a message of its own.
     } else if cursor.attempt.1 > 0 && (cursor.next > before || head.is_some()) {
         cursor.attempt.0 = cursor.next;
     }

@@ -243,12 +243,14 @@ impl Workload {
                 PopTarget::Labels { namespace: namespace.into(), task: task.into() }
             }
         };
+        let (group, auto_ack) = (self.group(), self.prng.chance(25));
+        let conflation = group != QUEUE_MODE && !auto_ack && self.prng.chance(15);
         PopRequest {
             target,
-            group: self.group().into(),
+            group: group.into(),
             batch: [None, Some(1), Some(3), Some(10), Some(200)][self.prng.below(5) as usize],
-            partitions: [None, Some(1), Some(1), Some(3)][self.prng.below(4) as usize],
-            auto_ack: self.prng.chance(25),
+            partitions: [None, Some(1), Some(64), Some(3)][self.prng.below(4) as usize],
+            auto_ack,
             wait_ms: waits.then(|| [500, 1_000, 5_000, 30_000][self.prng.below(4) as usize]),
             lease_seconds: [None, Some(1), Some(5), Some(30)][self.prng.below(4) as usize],
             subscription: match self.prng.below(10) {
@@ -256,7 +258,8 @@ impl Workload {
                 6..=7 => Subscription::New,
                 _ => Subscription::From(now_us - self.prng.below(20_000_000) as i64),
             },
-            autopilot: false,
+            autopilot: self.prng.chance(20),
+            conflation,
         }
     }
 

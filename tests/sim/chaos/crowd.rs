@@ -27,6 +27,7 @@ fn crowd(seed: u64) -> Result<u64, String> {
                 lease_seconds: Some(30),
                 subscription: Subscription::All,
                 autopilot: false,
+                conflation: false,
             };
             let shard = chaos.shard();
             chaos.send_pop(shard, request)?;

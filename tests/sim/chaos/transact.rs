@@ -80,8 +80,7 @@ impl Chaos {
                 .iter()
                 .map(|item| TransactionItem { item: item.borrowed(), trace_id: None })
                 .collect(),
-            frames: Vec::new(),
-            producer: None,
+            ..TransactionRequest::default()
         };
         let shard = self.shard();
         let token = self.world.command(shard, Command::Transact(request))?;
