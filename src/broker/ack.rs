@@ -15,7 +15,7 @@ use super::group::{Cursor, CursorKey, End, Lease};
 use super::leased_ids::LeasedIds;
 use super::partition::{BatchRef, Partition, Slot};
 use super::records::{self, DeadLetterRecord, ReleasedRecord};
-use super::settle::{Batch, Place, Settled, settle};
+use super::settle::{Batch, CursorChange, Place, Settled, settle};
 use super::shard::{ReadUse, Shard};
 use super::task::Task;
 use super::turns::{Resource, Waiting};
@@ -29,7 +29,6 @@ use crate::model::error::Refusal;
 use crate::model::frame::BatchHead;
 use crate::model::peer::{AckTarget, GivenLease, GroupStart, PeerAck, PeerAcks, PeerMsg, TaskId};
 use crate::model::reply::{AckResult, Reply};
-use crate::model::traffic::Traffic;
 
 /// Released leases remembered at once; beyond, the oldest are forgotten before their time.
 const RELEASED_MAX: usize = 65_536;
@@ -85,40 +84,6 @@ pub(super) enum Judgement {
     Settles(Vec<AckResult>, Settled),
     /// The lease that was given is not the cursor's, or has lapsed.
     NotCurrent(Option<LeaseId>),
-}
-
-/// What an ack changes about a cursor.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(super) struct CursorChange {
-    pub next: Offset,
-    pub retry_count: u32,
-    /// Offset and count of the delivery attempt.
-    pub attempt: (Offset, u32),
-    /// The lease ends.
-    pub release: bool,
-    pub released: Option<ReleasedRecord>,
-    pub filed: Vec<DeadLetterRecord>,
-}
-
-impl CursorChange {
-    /// Changes the cursor; returns the lease that ended by it.
-    pub(super) fn make(&self, cursor: &mut Cursor) -> Option<Box<Lease>> {
-        cursor.next = self.next;
-        cursor.retry_count = self.retry_count;
-        (cursor.attempt_offset, cursor.attempt_count) = self.attempt;
-        if let Some(released) = self.released {
-            cursor.released = Some(Box::new(released));
-        }
-        if self.release { cursor.lease.take() } else { None }
-    }
-
-    /// This change and then another one of the same cursor.
-    pub(super) fn followed_by(&mut self, next: Self) {
-        let (released, mut filed) = (self.released, std::mem::take(&mut self.filed));
-        filed.extend(next.filed);
-        let release = self.release || next.release;
-        *self = Self { release, released: next.released.or(released), filed, ..next };
-    }
 }
 
 /// Places of the items, those of one target together, targets in order of appearance.
@@ -343,7 +308,10 @@ impl<B: IoBuf> Shard<B> {
             match self.ack_target(now, target, &job.group, &items, &job.tables, fx) {
                 Ok(judged) => {
                     self.counters.acked += judged.iter().filter(|r| r.success).count() as u64;
-                    self.count_acks(job, target, &items, &judged);
+                    let done = items.iter().zip(&judged).map(|(item, result)| {
+                        result.success && item.status == AckStatus::Completed
+                    });
+                    self.count_acks((job.from, job.task), target.partition_id, done);
                     results.extend(items.iter().map(|i| i.index).zip(judged));
                 }
                 Err(error) => refusal = Some(error),
@@ -351,35 +319,6 @@ impl<B: IoBuf> Shard<B> {
         }
         let result = refusal.map_or(Ok(results), Err);
         self.send_durable(job.from, PeerMsg::Acked { task: job.task, result });
-    }
-
-    /// Counts the items of one target.
-    fn count_acks(
-        &mut self,
-        job: &AckJob,
-        target: AckTarget,
-        items: &[Item<'_>],
-        judged: &[AckResult],
-    ) {
-        let done = |(item, result): &(&Item<'_>, &AckResult)| {
-            result.success && item.status == AckStatus::Completed
-        };
-        let success = items.iter().zip(judged).filter(done).count() as u64;
-        let failed = items.len() as u64 - success;
-        let add = |t: &mut Traffic| {
-            t.ack_success += success;
-            t.ack_failed += failed;
-        };
-        let slot = self.state.slot_of(target.partition_id);
-        match slot.and_then(|slot| self.state.parts.get(slot)).map(|partition| partition.queue) {
-            Some(queue) => {
-                // Task numbers of shards repeat among each other; here they must not.
-                let request = job.task.0.wrapping_mul(1 << 13) + u64::from(job.from.0);
-                self.count_request(queue, request, |t| t.ack_requests += 1);
-                self.count(queue, add);
-            }
-            None => add(&mut self.history.total),
-        }
     }
 
     fn ack_target(

@@ -9,8 +9,10 @@ use std::rc::Rc;
 
 use super::shard::Shard;
 use crate::base::buf::IoBuf;
+use crate::base::ids::{PartitionId, ShardId};
 use crate::base::limits;
 use crate::base::time::Now;
+use crate::model::peer::TaskId;
 use crate::model::traffic::{OTHER_QUEUES, Traffic};
 
 const MINUTE_US: i64 = 60_000_000;
@@ -148,6 +150,32 @@ impl<B: IoBuf> Shard<B> {
         let Some(queue) = self.state.catalog.get_mut(slot) else { return };
         if std::mem::replace(&mut queue.traffic.last_request, request) != request {
             self.count_queue(slot, add);
+        }
+    }
+
+    /// Counts acks of one partition, which are part of a request: of each, whether it settled its
+    /// message as done.
+    pub(super) fn count_acks(
+        &mut self,
+        (from, task): (ShardId, TaskId),
+        partition: PartitionId,
+        done: impl Iterator<Item = bool>,
+    ) {
+        let (mut success, mut failed) = (0, 0);
+        done.for_each(|done| *(if done { &mut success } else { &mut failed }) += 1);
+        let add = |t: &mut Traffic| {
+            t.ack_success += success;
+            t.ack_failed += failed;
+        };
+        let slot = self.state.slot_of(partition);
+        match slot.and_then(|slot| self.state.parts.get(slot)).map(|partition| partition.queue) {
+            Some(queue) => {
+                // Task numbers of shards repeat among each other; here they must not.
+                let request = task.0.wrapping_mul(1 << 13) + u64::from(from.0);
+                self.count_request(queue, request, |t| t.ack_requests += 1);
+                self.count(queue, add);
+            }
+            None => add(&mut self.history.total),
         }
     }
 

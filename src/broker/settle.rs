@@ -4,6 +4,8 @@
 //! refused message (the *head*) clamps: nothing at or above it is settled, unless it is filed as
 //! a dead letter, and then settling goes on upward from it.
 
+use super::group::{Cursor, Lease};
+use super::records::{DeadLetterRecord, ReleasedRecord};
 use crate::base::ids::Offset;
 use crate::base::mutant::Mutant;
 use crate::model::command::AckStatus;
@@ -142,6 +144,40 @@ fn settle_upward(
             return false;
         }
         offset = Offset(offset.0 + 1);
+    }
+}
+
+/// What an ack changes about a cursor.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct CursorChange {
+    pub next: Offset,
+    pub retry_count: u32,
+    /// Offset and count of the delivery attempt.
+    pub attempt: (Offset, u32),
+    /// The lease ends.
+    pub release: bool,
+    pub released: Option<ReleasedRecord>,
+    pub filed: Vec<DeadLetterRecord>,
+}
+
+impl CursorChange {
+    /// Changes the cursor; returns the lease that ended by it.
+    pub(super) fn make(&self, cursor: &mut Cursor) -> Option<Box<Lease>> {
+        cursor.next = self.next;
+        cursor.retry_count = self.retry_count;
+        (cursor.attempt_offset, cursor.attempt_count) = self.attempt;
+        if let Some(released) = self.released {
+            cursor.released = Some(Box::new(released));
+        }
+        if self.release { cursor.lease.take() } else { None }
+    }
+
+    /// This change and then another one of the same cursor.
+    pub(super) fn followed_by(&mut self, next: Self) {
+        let (released, mut filed) = (self.released, std::mem::take(&mut self.filed));
+        filed.extend(next.filed);
+        let release = self.release || next.release;
+        *self = Self { release, released: next.released.or(released), filed, ..next };
     }
 }
 

@@ -11,14 +11,13 @@ use std::collections::BTreeMap;
 
 use smallvec::SmallVec;
 
-use super::ack::{
-    self, CursorChange, Item, Judgement, LEASE_REFUSED, NO_PARTITION, Tables, UNRESOLVED,
-};
+use super::ack::{self, Item, Judgement, LEASE_REFUSED, NO_PARTITION, Tables, UNRESOLVED};
 use super::append::{Fate, Judged, ReadBodies, result_of};
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey};
 use super::partition::{BatchRef, Slot};
 use super::records;
+use super::settle::CursorChange;
 use super::shard::{ReadUse, Shard, refusal_of};
 use super::turns::{Resource, Ticket, Waiting};
 use super::undecided::{EffectRecord, TransactionRecord, encode_end, encode_place};
