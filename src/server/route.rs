@@ -268,7 +268,7 @@ mod tests {
         assert_eq!(name(Method::Get, "/api/v1/kv/ns/a/b/c"), "Unbuilt(\"kv\")");
         let deep = format!("/api/v1/kv/ns{}", "/a".repeat(40));
         assert_eq!(name(Method::Get, &deep), "Unbuilt(\"kv\")");
-        assert_eq!(name(Method::Head, "/api/v1/messages"), "Unbuilt(\"messages\")");
+        assert_eq!(name(Method::Head, "/api/v1/messages"), "Inspect(Messages)");
     }
 
     #[test]
