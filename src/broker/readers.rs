@@ -12,7 +12,7 @@ use super::state::State;
 use crate::base::ids::Offset;
 use crate::base::time::Now;
 use crate::model::inspect::MessageStatus;
-use crate::model::peer::QueuePart;
+use crate::model::peer::{GroupStart, QueuePart};
 use crate::model::reply::{Counts, PartitionRow};
 
 /// One partition of one queue.
@@ -54,8 +54,17 @@ impl<'a> Place<'a> {
         let registered =
             self.named().filter(|g| g.start.is_some()).map(|g| self.from(self.next_of(g))).min();
         let pinned = || self.named().filter_map(next).min();
-        let groupless = || self.queue.group(0).and_then(next);
-        registered.unwrap_or_else(|| self.from(pinned().or_else(groupless)))
+        registered.unwrap_or_else(|| self.from(pinned().or_else(|| self.groupless())))
+    }
+
+    /// First offset that the readers without a group have not settled. `None`: neither a claim
+    /// nor a seek has put them anywhere.
+    fn groupless(&self) -> Option<Offset> {
+        let group = self.queue.group(0)?;
+        match group.start {
+            Some(GroupStart::Seek(_)) => self.next_of(group),
+            _ => self.cursor(group).map(|cursor| cursor.next),
+        }
     }
 
     /// First offset that one group has not settled; a group that nobody knows owes everything.
@@ -121,8 +130,10 @@ impl<'a> Place<'a> {
 
     /// As the readers without a group see it.
     pub(super) fn queue_status(&self, now: Now, offset: Offset) -> MessageStatus {
+        if self.groupless().is_some_and(|next| next > offset) {
+            return MessageStatus::Completed;
+        }
         match self.queue.group(0).and_then(|g| self.cursor(g)) {
-            Some(cursor) if cursor.next > offset => MessageStatus::Completed,
             Some(cursor) if cursor.is_leased(now) => MessageStatus::Processing,
             _ => MessageStatus::Pending,
         }
