@@ -143,6 +143,34 @@ fn a_transaction_counts_for_each_of_its_queues() {
     assert_eq!((of("to", "transactions"), of("to", "pushMessages")), (1, 1));
 }
 
+/// Of five messages in one partition a conflating group is given the last; the others count as
+/// passed over, whether it acks or commits at delivery.
+#[test]
+fn messages_that_conflation_passes_over_are_counted() {
+    let broker = Broker::start(Options::default());
+    let mut client = broker.client();
+    push(&mut client, "news", 1, 5);
+    let target = "/api/v1/pop/queue/news?subscriptionMode=all&consumerGroup=latest";
+    let read = client.get(&format!("{target}&conflation=true")).unwrap().json();
+    let messages = read["messages"].as_array().unwrap().clone();
+    assert_eq!(messages.len(), 1, "{read}");
+    let body = serde_json::json!({ "consumerGroup": "latest", "acknowledgments": [{
+        "transactionId": messages[0]["transactionId"], "status": "completed",
+        "partitionId": messages[0]["partitionId"], "leaseId": messages[0]["leaseId"],
+    }]});
+    let acked = client.post("/api/v1/ack/batch", body.to_string()).unwrap();
+    assert_eq!(acked.status, 200, "{}", acked.text());
+    let conflated = |client: &mut crate::support::Client| {
+        let ops = get(client, "/api/v1/analytics/queue-ops");
+        sum(&ops["series"], Some("news"), "conflated")
+    };
+    assert_eq!(conflated(&mut client), 4, "{}", acked.text());
+    push(&mut client, "news", 1, 3);
+    let read = client.get(&format!("{target}&autoAck=true")).unwrap();
+    assert_eq!((read.status, read.json()["messages"].as_array().unwrap().len()), (200, 1));
+    assert_eq!(conflated(&mut client), 6);
+}
+
 #[test]
 fn parked_pops_are_seen_and_gone_when_they_end() {
     let broker = Broker::start(Options::default());
