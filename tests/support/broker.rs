@@ -96,6 +96,25 @@ impl Broker {
         }
     }
 
+    /// Starts it where it must refuse to: waits until it has ended by itself, and returns what it
+    /// printed meanwhile. Panics if it serves.
+    pub fn refused(&mut self) -> String {
+        let before = self.log().len();
+        self.spawn();
+        let limit = Instant::now() + START_LIMIT;
+        loop {
+            let child = self.child.as_mut().expect("it was spawned");
+            if let Some(status) = child.try_wait().unwrap() {
+                self.child = None;
+                assert!(!status.success() && status.code().is_some(), "{status}");
+                return self.log()[before..].to_owned();
+            }
+            assert!(!self.is_healthy(), "it serves:\n{}", self.log_tail());
+            assert!(Instant::now() < limit, "neither serves nor ends:\n{}", self.log_tail());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
     fn is_healthy(&self) -> bool {
         let answer = self.connect().and_then(|mut client| {
             client.set_read_timeout(Duration::from_secs(5))?;
