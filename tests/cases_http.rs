@@ -268,23 +268,19 @@ fn an_unknown_route_is_named_and_an_unbuilt_one_says_what_it_is() {
     assert_eq!((answer.status, &answer.json()["code"]), (404, &json!("no_such_route")));
     assert_eq!(answer.json()["path"], "/api/v2/no%20where");
     for (method, target, name) in [
-        ("POST", "/api/v1/transaction", "transaction"),
         ("POST", "/api/v1/kv", "kv"),
         ("GET", "/api/v1/kv/ns/key", "kv"),
         ("POST", "/api/v1/timers", "timers"),
-        ("POST", "/api/v1/consumer-groups/g/queues/q/seek", "seek"),
-        ("DELETE", "/api/v1/dlq", "dead letter purge"),
-        ("POST", "/api/v1/dlq/1/replay", "dead letter replay"),
-        ("GET", "/api/v1/messages", "messages"),
+        ("POST", "/api/v1/locks", "locks"),
+        ("POST", "/api/v1/fetch", "fetch"),
+        ("POST", "/streams/v1/cycle", "streams"),
+        ("GET", "/api/v1/ephemeral/queues", "ephemeral"),
     ] {
         let body = (method == "POST").then_some(b"{}".as_slice());
         let answer = client.request(&Request { method, target, body }).unwrap();
         assert_eq!(answer.status, 501, "{target}");
         assert!(answer.text().contains(name), "{target}: {}", answer.text());
     }
-    let conflation = client.get("/api/v1/pop/queue/q?conflation=true&consumerGroup=g").unwrap();
-    assert_eq!(conflation.status, 501);
-    assert!(conflation.text().contains("conflation"), "{}", conflation.text());
 }
 
 #[test]

@@ -61,9 +61,9 @@ fn pipelined_requests_are_answered_in_order_and_the_table_is_kept() {
     }
     let popped = client.get("/api/v1/pop/queue/line?batch=1000&autoAck=true").unwrap();
     assert_eq!(popped.text().matches("\"data\":").count(), 100);
-    let unbuilt = client.post("/api/v1/transaction", "{}").unwrap();
+    let unbuilt = client.post("/api/v1/locks", "{}").unwrap();
     assert_eq!(unbuilt.status, 501);
-    assert!(unbuilt.text().contains("not_implemented") && unbuilt.text().contains("transaction"));
+    assert!(unbuilt.text().contains("not_implemented") && unbuilt.text().contains("locks"));
     let head = Request { method: "HEAD", target: "/health", body: None };
     assert_eq!(client.request(&head).unwrap().status, 200);
     assert_eq!(client.post("/api/v1/stats/refresh", "").unwrap().status, 200);

@@ -10,6 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use smallvec::SmallVec;
 
+use super::dead_letters::head_of;
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End, Lease};
 use super::leased_ids::LeasedIds;
@@ -311,7 +312,8 @@ impl<B: IoBuf> Shard<B> {
                     let done = items.iter().zip(&judged).map(|(item, result)| {
                         result.success && item.status == AckStatus::Completed
                     });
-                    self.count_acks((job.from, job.task), target.partition_id, done);
+                    let conflated = judged.iter().filter_map(|result| result.conflated).max();
+                    self.count_acks((job.from, job.task), target.partition_id, done, conflated);
                     results.extend(items.iter().map(|i| i.index).zip(judged));
                 }
                 Err(error) => refusal = Some(error),
@@ -530,7 +532,7 @@ impl<B: IoBuf> Shard<B> {
                 batch_at: batch.at,
                 batch_bytes: batch.bytes,
                 transaction: items[*item].fingerprint,
-                error: cut(error).to_owned(),
+                error: head_of(error, limits::ERROR_TEXT_BYTES_MAX).to_owned(),
             });
         }
         rows
@@ -761,13 +763,4 @@ fn verdict(status: AckStatus, place: Place, leased: bool) -> AckResult {
         Place::Below => refused(COMMITTED),
         Place::Unknown => refused(UNRESOLVED),
     }
-}
-
-/// An error text as a dead letter keeps it.
-fn cut(text: &str) -> &str {
-    let mut end = text.len().min(limits::ERROR_TEXT_BYTES_MAX);
-    while !text.is_char_boundary(end) {
-        end -= 1;
-    }
-    &text[..end]
 }

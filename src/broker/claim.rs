@@ -476,6 +476,8 @@ impl<B: IoBuf> Shard<B> {
             return Ok(());
         }
         let Some(lease) = cursor.lease.take() else { return Ok(()) };
+        let owed = self.state.parts.get(claiming.key.slot).map_or(Offset(0), |p| p.log_start);
+        let passed_over = claiming.start.0.saturating_sub(cursor.next.max(owed).0);
         // An ack without a lease may have come meanwhile and gone further.
         cursor.next = cursor.next.max(Offset(claiming.end.0 + 1));
         // The old attempt marker stays: it means nothing while the cursor is past it, and holds
@@ -485,6 +487,9 @@ impl<B: IoBuf> Shard<B> {
         if let Err(refusal) = self.store_cursor(claiming.key, cursor, Vec::new()) {
             self.release_claim(now, claiming.key, lease_id, claiming.start, fx);
             return Err(refusal);
+        }
+        if lease.record.conflating {
+            self.count(claiming.key.queue, |t| t.conflated += passed_over);
         }
         self.make_ready(now, claiming.key, End::Back, fx);
         Ok(())

@@ -132,6 +132,15 @@ impl DeadLetters {
     }
 }
 
+/// The first `bytes` of an error text, up to a whole character.
+pub(super) fn head_of(error: &str, bytes: usize) -> &str {
+    let mut end = error.len().min(bytes);
+    while !error.is_char_boundary(end) {
+        end -= 1;
+    }
+    &error[..end]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -160,12 +160,14 @@ impl<B: IoBuf> Shard<B> {
         (from, task): (ShardId, TaskId),
         partition: PartitionId,
         done: impl Iterator<Item = bool>,
+        conflated: Option<u64>,
     ) {
         let (mut success, mut failed) = (0, 0);
         done.for_each(|done| *(if done { &mut success } else { &mut failed }) += 1);
         let add = |t: &mut Traffic| {
             t.ack_success += success;
             t.ack_failed += failed;
+            t.conflated += conflated.unwrap_or(0);
         };
         let slot = self.state.slot_of(partition);
         match slot.and_then(|slot| self.state.parts.get(slot)).map(|partition| partition.queue) {

@@ -2,6 +2,7 @@
 //! rows on each shard and says where it stopped; whoever walks hands that back for the next one.
 //! Between two steps anything may change: a walk is a survey, not a snapshot.
 
+use super::dead_letters::head_of;
 use super::effect::Effects;
 use super::group::Group;
 use super::history::{Minute, Row};
@@ -155,7 +156,7 @@ impl<B: IoBuf> Shard<B> {
                 queue: of.image.name.clone(),
                 group: row.group.clone(),
                 partition: self.state.id_of(row.slot),
-                error: head_of(&record.error).to_owned(),
+                error: head_of(&record.error, ERROR_BYTES_MAX).to_owned(),
                 retry_count: record.retry_count,
                 failed_at_us: record.failed_at_us,
                 bytes: u64::from(record.batch_bytes),
@@ -228,14 +229,6 @@ fn oldest_owed(queue: &Queue, slot: Slot, partition: &Partition) -> Option<i64> 
     let named = queue.groups.iter().skip(1).flatten().filter(|group| group.start.is_some());
     let first = named.map(position).min().or_else(|| queue.group(0).map(position))?;
     partition.batch_of(first.max(partition.log_start)).map(|batch| batch.created_at_us)
-}
-
-fn head_of(error: &str) -> &str {
-    let mut end = error.len().min(ERROR_BYTES_MAX);
-    while !error.is_char_boundary(end) {
-        end -= 1;
-    }
-    &error[..end]
 }
 
 pub(super) fn join<B>(parts: Vec<ReadPart>) -> Reply<B> {

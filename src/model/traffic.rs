@@ -46,7 +46,7 @@ traffic! {
     ack_failed,
     dead_letters,
     transactions,
-    /// Messages that a newer one of their key took the place of.
+    /// Messages of a conflating group that were settled without being delivered.
     conflated,
     partitions_created,
     partitions_deleted,
