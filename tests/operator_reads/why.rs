@@ -205,3 +205,24 @@ fn parked_pops_are_counted_with_what_they_wait_for() {
         sleep_ms(10);
     }
 }
+
+#[test]
+fn a_conflating_group_is_told_what_it_will_get() {
+    let broker = broker();
+    let mut client = broker.client();
+    let pop = "news?consumerGroup=g&conflation=true&subscriptionMode=all";
+    assert!(client.get(&format!("/api/v1/pop/queue/{pop}")).unwrap().status == 200);
+    for n in 0..3 {
+        client.push_one("news", "p", &format!("t{n}"), "1");
+    }
+    let query = "queue=news&partition=p&group=g";
+    let told = why(&mut client, query);
+    assert_eq!((&told["state"], &told["firstOffset"]), (&"conflated".into(), &0.into()), "{told}");
+    assert_eq!(told["newestOffset"], 2);
+    let depth = client.get("/api/v1/resources/queues/news/depth?group=g").unwrap().json();
+    let counts = [&depth["pending"], &depth["effectivePending"], &depth["conflation"]];
+    assert_eq!(counts, [&json!(3), &json!(1), &json!(true)], "{depth}");
+    let newest = client.pop(pop);
+    assert_eq!(newest.iter().map(|m| m.offset).collect::<Vec<_>>(), [2]);
+    assert_eq!(why(&mut client, query)["state"], "leased");
+}

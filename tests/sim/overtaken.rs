@@ -14,6 +14,7 @@ use lanemq::model::command::{
     AckItem, AckStatus, Command, GroupChange, GroupRequest, PopRequest, PopTarget, PushItem,
     ReadRequest, SeekTo, Subscription,
 };
+use lanemq::model::inspect::{InspectRequest, Inspected, WhyState};
 use lanemq::model::reply::{PopReply, Reply};
 use lanemq::model::transaction::{TransactionAck, TransactionItem, TransactionRequest};
 
@@ -115,6 +116,19 @@ impl Race {
         self.world.command(shard, Command::Group(request))
     }
 
+    fn why(&mut self, partition: &str) -> Result<WhyState, String> {
+        let (queue, group) = (QUEUE.to_owned(), GROUP.to_owned());
+        let partition = partition.to_owned();
+        let request = InspectRequest::Why { queue, partition, group };
+        match self.command(Command::Inspect(request))? {
+            Reply::Inspected(answer) => match *answer {
+                Inspected::Why(why) => Ok(why.state),
+                other => Err(format!("why is answered {other:?}")),
+            },
+            other => Err(format!("why is answered {other:?}")),
+        }
+    }
+
     fn moves(&mut self, most: u64) -> Step {
         for _ in 0..self.prng.below(most) {
             if !self.world.move_one()? {
@@ -125,7 +139,8 @@ impl Race {
     }
 }
 
-fn run(seed: u64) -> Result<u64, String> {
+/// A race with its messages stored and all leased, and each partition's last transaction id.
+fn begin(seed: u64) -> Result<(Race, PopReply<HeapBuf>, Vec<String>), String> {
     let mut root = Prng::new(seed.wrapping_mul(0x9E37_79B9) ^ 0x0E47);
     let mut prng = root.fork(1);
     let shape = Shape { shards: 2 + prng.below(2) as u16, ..Shape::pick(&mut prng) };
@@ -145,6 +160,11 @@ fn run(seed: u64) -> Result<u64, String> {
     // The claims come in any order of partitions: the id of each one's last message.
     let place = |name: &str| PARTITIONS.iter().position(|p| *p == name).unwrap_or(0);
     let ids: Vec<String> = held.claims.iter().map(|c| last[place(&c.partition)].clone()).collect();
+    Ok((race, held, ids))
+}
+
+fn run(seed: u64) -> Result<u64, String> {
+    let (mut race, held, ids) = begin(seed)?;
     let to_end = race.prng.chance(50);
     let to = if to_end { SeekTo::End } else { SeekTo::Time(0) };
     let seek_first = race.prng.chance(50);
@@ -209,4 +229,29 @@ fn run(seed: u64) -> Result<u64, String> {
 #[test]
 fn a_seek_and_a_transaction_come_in_one_order() {
     for_seeds("a_seek_and_a_transaction_come_in_one_order", 400, run);
+}
+
+/// Too quick to be seen from outside: asked in the middle of a transaction, a partition is
+/// reserved by it; before, its lease holds it, and behind, it has the message that was pushed.
+#[test]
+fn a_partition_that_a_transaction_holds_is_told_so() {
+    let mut reserved = 0;
+    for seed in 0..80 {
+        let (mut race, held, ids) = begin(seed).unwrap();
+        let token = race.send_transaction(&held, &ids).unwrap();
+        race.moves(60).unwrap();
+        match race.why(PARTITIONS[seed as usize % PARTITIONS.len()]).unwrap() {
+            WhyState::Reserved { first, last } => {
+                assert_eq!((first.0, last.0), (0, BEFORE - 1));
+                reserved += 1;
+            }
+            WhyState::Leased { .. } | WhyState::Ready(_) => {}
+            other => panic!("seed {seed}: {other:?}"),
+        }
+        race.world.settle().unwrap();
+        assert!(matches!(race.reply(token), Some(Reply::Transaction(_))));
+        let state = race.why(PARTITIONS[0]).unwrap();
+        assert!(matches!(&state, WhyState::Ready(d) if d.messages == 1), "seed {seed}: {state:?}");
+    }
+    assert!(reserved > 3, "seen {reserved} times of 80");
 }
