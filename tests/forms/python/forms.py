@@ -37,7 +37,7 @@ ODD = [
 class Seen:
     """What the client made and read since the start."""
 
-    binary = compressed = framed = 0
+    binary = compressed = framed = transactions = 0
 
 
 def count_forms():
@@ -48,6 +48,15 @@ def count_forms():
         Seen.binary += body is not None and body[:4] == b"QPB1"
         Seen.compressed += body is not None and body[4] & 8 != 0
         return body
+
+    frames = http_client.transaction_frames
+
+    def counted_frames(request):
+        framed = frames(request)
+        Seen.transactions += framed is not None and framed[0][:4] == b"QTB1"
+        return framed
+
+    http_client.transaction_frames = counted_frames
 
     def counted_decode(content):
         Seen.framed += 1
@@ -176,6 +185,43 @@ async def go(broker, push, buffered, framed, encrypted):
     return rows((m["partition"], m["transactionId"], m["data"]) for m in messages)
 
 
+async def transact(broker, compressed):
+    """Moves each message on in a transaction with its ack, some of them twice."""
+    name = f"python.forms.transact-{compressed}"
+    seen = Seen.transactions
+    forms = {"binary_push": compressed, "push_compression": compressed}
+    async with Queen(url=f"http://{broker}", **forms) as queen:
+        for partition, run in runs():
+            await queen.queue(name).partition(partition).push(run)
+        kept = metric(broker, "groupsKept")
+        moved = 0
+        while moved < MESSAGES:
+            messages = await queen.queue(name).batch(7).partitions(1).wait(False).pop()
+            check(messages, f"{moved} moved, and nothing is left")
+            transaction = queen.transaction()
+            for message in messages:
+                again = {"data": message["data"], "transactionId": message["transactionId"]}
+                transaction = transaction.ack(message, "completed")
+                target = transaction.queue(f"{name}.out").partition(message["partition"])
+                transaction = target.push([again])
+            told = await transaction.commit()
+            results = told["results"]
+            check(told["success"] and len(results) == 2 * len(messages), told)
+            kinds = [r["type"] for r in results]
+            check(kinds == ["ack", "push"] * len(messages), kinds)
+            ids = [r["transactionId"] for r in results[1::2]]
+            check(ids == [m["transactionId"] for m in messages], ids)
+            moved += len(messages)
+        kept = metric(broker, "groupsKept") - kept
+        check((kept > 0) == compressed, f"{kept} groups of transactions were kept as they came")
+        left = await queen.queue(name).batch(10).partitions(9).wait(False).pop()
+        check(not left, f"acked, yet left: {left}")
+        messages = await consume(queen, f"{name}.out", each=False)
+    spoken = Seen.transactions > seen
+    check(spoken == compressed, f"binary transactions: {spoken}, not {compressed}")
+    return rows((m["partition"], m["transactionId"], m["data"]) for m in messages)
+
+
 async def main():
     broker = sys.argv[1]
     count_forms()
@@ -199,7 +245,11 @@ async def main():
         except Exception as why:
             sys.exit(f"python, (push, buffered, framed, encrypted) {way}: {why!r}")
         reference = got
-    print(f"python: {len(ways)} ways of {MESSAGES} messages, all as JSON gives them")
+    for compressed in (False, True):
+        with contextlib.redirect_stdout(io.StringIO()):
+            got = await transact(broker, compressed)
+        check(repr(got) == repr(reference), f"transactions, compressed {compressed}: {got}")
+    print(f"python: {len(ways)} ways of {MESSAGES} messages, and transactions, all as JSON gives them")
 
 
 asyncio.run(main())
