@@ -189,6 +189,7 @@ fn claim(partition: u64, batches: u64, zstd: bool) -> Claim<HeapBuf> {
         queue: "orders".into(),
         partition: format!("customer-{partition:02}"),
         partition_id: PartitionId(partition),
+        since: Offset(0),
         start: Offset(0),
         end: Offset(batches * MESSAGES as u64 - 1),
         epoch: 0,

@@ -71,6 +71,7 @@ fn pop_reply() -> PopReply<HeapBuf> {
         queue: "orders".into(),
         partition: "customer-01".into(),
         partition_id: PartitionId(7),
+        since: Offset(1_000),
         start: Offset(1_000),
         end: Offset(1_000 + MESSAGES as u64 - 1),
         epoch: 0,

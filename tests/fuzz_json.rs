@@ -152,6 +152,7 @@ fn check_pop_answer(batch: Vec<u8>, messages: usize) {
         queue: "q".to_owned(),
         partition: "p".to_owned(),
         partition_id: PartitionId(1),
+        since: Offset(0),
         start: Offset(0),
         end: Offset(u64::MAX),
         epoch: 0,

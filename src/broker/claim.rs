@@ -47,6 +47,7 @@ struct Claiming<B> {
     key: CursorKey,
     id: PartitionId,
     partition: String,
+    since: Offset,
     start: Offset,
     end: Offset,
     epoch: u64,
@@ -214,11 +215,13 @@ impl<B: IoBuf> Shard<B> {
         let partition = self.state.parts.get(key.slot).expect("a cursor's partition lives");
         let group = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group));
         let cursor = self.state.cursor(key);
+        let conflates = group.is_some_and(Group::conflates);
         job.claims.push(Claiming {
             epoch: group.zip(cursor).map_or(0, |(group, cursor)| group.claim_epoch(cursor)),
             key,
             id: self.state.id_of(key.slot),
             partition: partition.name.to_string(),
+            since: cursor.filter(|_| conflates).map_or(take.start, |cursor| cursor.next),
             start: take.start,
             end: take.end,
             attempt,
@@ -524,6 +527,7 @@ impl<B: IoBuf> Shard<B> {
                 queue: queue.clone(),
                 partition: c.partition,
                 partition_id: c.id,
+                since: c.since,
                 start: c.start,
                 end: c.end,
                 epoch: c.epoch,
@@ -673,7 +677,7 @@ impl<B: IoBuf> Shard<B> {
         if !same || cursor.next.0 != given.end.0 + 1 || cursor.lease.is_some() {
             return;
         }
-        cursor.next = given.start;
+        cursor.next = given.since;
         cursor.retry_count = cursor.retry_before;
         if self.store_cursor(key, cursor, Vec::new()).is_ok() {
             if let Some(group) = self.state.group_mut(key) {
@@ -719,6 +723,7 @@ fn to_peer<B: IoBuf>(claim: &Claim<B>) -> PeerClaim {
     PeerClaim {
         partition: claim.partition.clone(),
         partition_id: claim.partition_id,
+        since: claim.since,
         start: claim.start,
         end: claim.end,
         epoch: claim.epoch,

@@ -510,6 +510,7 @@ impl<B: IoBuf> Shard<B> {
             let Some(to) = claim.partition_id.shard() else { continue };
             let given = GivenBack {
                 partition_id: claim.partition_id,
+                since: claim.since,
                 start: claim.start,
                 end: claim.end,
                 epoch: claim.epoch,
@@ -535,6 +536,7 @@ fn from_peer<B>(queue: &str, claim: PeerClaim) -> Claim<B> {
         queue: queue.to_owned(),
         partition: claim.partition,
         partition_id: claim.partition_id,
+        since: claim.since,
         start: claim.start,
         end: claim.end,
         epoch: claim.epoch,

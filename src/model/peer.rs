@@ -158,6 +158,7 @@ pub struct ClaimSpec {
 pub struct PeerClaim {
     pub partition: String,
     pub partition_id: PartitionId,
+    pub since: Offset,
     pub start: Offset,
     pub end: Offset,
     pub epoch: u64,
@@ -610,6 +611,8 @@ pub enum ClaimMode {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GivenBack {
     pub partition_id: PartitionId,
+    /// Where its group stood before the claim.
+    pub since: Offset,
     pub start: Offset,
     pub end: Offset,
     /// The epoch of the cursor it was claimed on.

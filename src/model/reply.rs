@@ -116,6 +116,9 @@ pub struct Claim<B> {
     pub queue: String,
     pub partition: String,
     pub partition_id: PartitionId,
+    /// Where its group stood: before `start` where the group conflates and older messages are
+    /// passed over.
+    pub since: Offset,
     pub start: Offset,
     pub end: Offset,
     /// The epoch of the cursor it was claimed on; a claim of an older one is not given back.

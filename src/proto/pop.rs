@@ -527,6 +527,7 @@ mod tests {
             queue: "orders".into(),
             partition: "p\"7".into(),
             partition_id: PartitionId(7),
+            since: Offset(start),
             start: Offset(start),
             end: Offset(end),
             epoch: 0,

@@ -212,6 +212,7 @@ mod tests {
             queue: "orders".into(),
             partition: name.into(),
             partition_id: PartitionId(id),
+            since: Offset(span.0),
             start: Offset(span.0),
             end: Offset(span.1),
             epoch: 0,
