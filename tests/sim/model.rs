@@ -56,8 +56,8 @@ pub struct Cursor {
     attempt: (u64, u32),
     pub retries: u32,
     pub lease: Option<Lease>,
-    /// Attempt and retries before the last commit at delivery.
-    undo: ((u64, u32), u32),
+    /// Attempt, retries and place before the last commit at delivery.
+    undo: ((u64, u32), u32, u64),
     /// Lease, first, last, when.
     released: Option<(LeaseId, u64, u64, i64)>,
 }
@@ -398,7 +398,7 @@ impl Model {
             if taken.attempt != 1 {
                 return Err(format!("a commit at delivery is attempt 1, not {}", taken.attempt));
             }
-            cursor.undo = (cursor.attempt, cursor.retries);
+            cursor.undo = (cursor.attempt, cursor.retries, cursor.next);
             (cursor.next, cursor.attempt, cursor.retries, cursor.lease) = (to, (0, 0), 0, None);
             return Ok(());
         }
@@ -424,8 +424,7 @@ impl Model {
         let Some(cursor) = self.cursor_mut(&taken.queue, group, &taken.partition) else { return };
         match lease_id {
             None if cursor.next == taken.end + 1 && cursor.lease.is_none() => {
-                cursor.next = taken.start;
-                (cursor.attempt, cursor.retries) = cursor.undo;
+                (cursor.attempt, cursor.retries, cursor.next) = cursor.undo;
             }
             None => {}
             Some(id) => {
