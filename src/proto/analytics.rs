@@ -122,16 +122,7 @@ pub fn encode_queue_ops(series: &Series, out: &mut Vec<u8>) {
             .decimal("emptyPerSecond", traffic.pop_empty as f64 / seconds)
             .integer("parkedCount", point.parked());
     });
-    let names = fields.key("queues");
-    names.push(b'[');
-    for (index, queue) in series.queues.keys().enumerate() {
-        if index > 0 {
-            names.push(b',');
-        }
-        json::write_string(names, queue);
-    }
-    names.push(b']');
-    fields.end();
+    fields.texts("queues", series.queues.keys()).end();
 }
 
 /// `queue-parked-replicas`: who holds the parked pops, by shard.
@@ -342,7 +333,7 @@ pub fn encode_workload(
     let mut fields = begin(series, out);
     fields.text("groupBy", group_by.word());
     let list = fields.key("buckets");
-    write_array(list, &buckets, |out, at| json::write_seconds(out, Window::minute_us(*at)));
+    json::write_array(list, &buckets, |out, at| json::write_seconds(out, Window::minute_us(*at)));
     let none = Held::default();
     fields.objects("rows", &moved, |(key, (_, points)), f| {
         f.text("key", key);
@@ -353,17 +344,6 @@ pub fn encode_workload(
         }
     });
     fields.object("tenant", |f| write_load(&everything, &all, &buckets, f)).end();
-}
-
-fn write_array<T>(out: &mut Vec<u8>, items: &[T], mut write: impl FnMut(&mut Vec<u8>, &T)) {
-    out.push(b'[');
-    for (index, item) in items.iter().enumerate() {
-        if index > 0 {
-            out.push(b',');
-        }
-        write(out, item);
-    }
-    out.push(b']');
 }
 
 /// A number of a bucket, where there is one.
@@ -393,9 +373,11 @@ fn write_load(points: &Points, held: &Held, buckets: &[u64], fields: &mut Fields
                 ("maxLagMs", |p| millis(p.traffic.lag_us_mean().map(|_| p.traffic.lag_us_max))),
             ];
             for (key, value) in columns {
-                write_array(f.key(key), buckets, |out, at| match points.get(at).and_then(value) {
-                    Some(n) => json::write_integer(out, n),
-                    None => out.extend_from_slice(b"null"),
+                json::write_array(f.key(key), buckets, |out, at| {
+                    match points.get(at).and_then(value) {
+                        Some(n) => json::write_integer(out, n),
+                        None => out.extend_from_slice(b"null"),
+                    }
                 });
             }
         })

@@ -4,6 +4,7 @@ use serde::Deserialize;
 
 use super::check_budget;
 use super::json::{self, Fields, Text};
+use super::messages::write_partition_id;
 use super::opener::Opener;
 use super::pop::{payload_or_null, unshowable};
 use super::query::Query;
@@ -101,7 +102,7 @@ fn write_row<B: IoBuf>(
     let payload = payload_or_null(opener.decrypting.payload(row.partition_id, &frame)?);
     let mut fields = Fields::begin(out);
     fields.uuid("id", &row.id).text("queue", &row.queue).text("partition", &row.partition);
-    write_quoted_integer(fields.key("partitionId"), row.partition_id.0);
+    write_partition_id(fields.key("partitionId"), row.partition_id);
     fields
         .micros("createdAt", row.created_at_us)
         .text("consumerGroup", &row.group)
@@ -224,12 +225,6 @@ pub fn encode_not_replayed(reason: &str, text: &str, out: &mut Vec<u8>) {
         .text("reason", reason)
         .boolean("dlqRowRemoved", false)
         .end();
-}
-
-fn write_quoted_integer(out: &mut Vec<u8>, n: u64) {
-    out.push(b'"');
-    json::write_integer(out, n);
-    out.push(b'"');
 }
 
 fn write_bytes(out: &mut Vec<u8>, text: &[u8]) {

@@ -126,16 +126,7 @@ pub fn encode_deleted(
     text_or_null(&mut fields, "queueName", queue);
     fields.integer("deletedPartitions", changed.partitions);
     fields.boolean("metadataDeleted", registration);
-    let queues = fields.key("queues");
-    queues.push(b'[');
-    for (i, queue) in changed.queues.iter().enumerate() {
-        if i > 0 {
-            queues.push(b',');
-        }
-        json::write_string(queues, queue);
-    }
-    queues.push(b']');
-    fields.end();
+    fields.texts("queues", &changed.queues).end();
 }
 
 pub fn encode_subscription(

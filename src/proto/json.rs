@@ -112,6 +112,22 @@ fn hex4(text: &str) -> (u32, &str) {
     (u32::from_str_radix(digits, 16).unwrap_or(0xFFFD), rest)
 }
 
+/// An array, each item written by `write`.
+pub fn write_array<T>(
+    out: &mut Vec<u8>,
+    items: impl IntoIterator<Item = T>,
+    mut write: impl FnMut(&mut Vec<u8>, T),
+) {
+    out.push(b'[');
+    for (index, item) in items.into_iter().enumerate() {
+        if index > 0 {
+            out.push(b',');
+        }
+        write(out, item);
+    }
+    out.push(b']');
+}
+
 /// Appends `text` as a JSON string.
 pub fn write_string(out: &mut Vec<u8>, text: &str) {
     out.push(b'"');
@@ -259,6 +275,16 @@ impl<'o> Fields<'o> {
             Some(n) => self.integer(key, n),
             None => self.null(key),
         }
+    }
+
+    /// An array of strings.
+    pub fn texts<T: AsRef<str>>(
+        &mut self,
+        key: &'static str,
+        values: impl IntoIterator<Item = T>,
+    ) -> &mut Self {
+        write_array(self.key(key), values, |out, value| write_string(out, value.as_ref()));
+        self
     }
 
     pub fn boolean(&mut self, key: &'static str, value: bool) -> &mut Self {
