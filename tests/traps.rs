@@ -336,7 +336,8 @@ fn accept(on_thread: bool) -> i32 {
             inbox.receive(&mut batch).await;
             for message in batch.drain(..) {
                 if let Message::Connection(stream) = message {
-                    glommio::spawn_local(echo(sys::adopt(stream), counted.clone())).detach();
+                    let stream = sys::stream_over(stream.into());
+                    glommio::spawn_local(echo(stream, counted.clone())).detach();
                 }
             }
         }

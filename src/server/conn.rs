@@ -12,20 +12,20 @@
 use std::collections::VecDeque;
 use std::future::{Future, poll_fn};
 use std::io;
-use std::net;
+use std::net::TcpStream;
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 
-use futures_lite::{AsyncRead, AsyncWrite, FutureExt};
-use glommio::net::TcpStream;
+use futures_lite::FutureExt;
 
 use super::answer::{Answer, Asked, Outbox};
 use super::node::Node;
 use super::operate;
 use super::shard::ShardHandle;
+use super::sockets::Socket;
 use super::sys;
 use super::token::Denial;
 use super::watch::Watch;
@@ -52,16 +52,16 @@ const ANSWERS_A_TURN: usize = 32;
 const SEND_BYTES: usize = 256 << 10;
 
 /// Serves an accepted connection on this executor until its end.
-pub fn begin(node: &Rc<Node>, stream: net::TcpStream) {
-    let _ = stream.set_nodelay(true);
-    let stream = sys::adopt(stream);
-    let task = serve(node.clone(), stream);
-    glommio::spawn_local(task).detach();
+pub fn begin(node: &Rc<Node>, stream: TcpStream) {
+    let counted = Counted(node.clone());
+    match node.sockets.adopt(stream) {
+        Ok(socket) => drop(glommio::spawn_local(serve(counted, socket)).detach()),
+        Err(error) => tracing::debug!(%error, "a connection could not be taken up"),
+    }
 }
 
-async fn serve(node: Rc<Node>, stream: TcpStream) {
-    let _counted = Counted(node.clone());
-    let mut conn = Conn::new(node, stream);
+async fn serve(counted: Counted, socket: Socket) {
+    let mut conn = Conn::new(counted.0.clone(), socket);
     // The state is dropped as it is: claims go back, requests are cancelled.
     match AssertUnwindSafe(conn.run()).catch_unwind().await {
         Ok(Ok(())) => {}
@@ -80,14 +80,14 @@ impl Drop for Counted {
 }
 
 /// Tells a client over the connection limit so.
-pub fn refuse(node: &Rc<Node>, stream: net::TcpStream) {
+pub fn refuse(node: &Rc<Node>, stream: TcpStream) {
     if !node.begin_refusing() {
         return;
     }
-    let stream = sys::adopt(stream);
+    let Ok(socket) = node.sockets.adopt(stream) else { return node.end_refusing() };
     let node = node.clone();
     glommio::spawn_local(async move {
-        let mut conn = Conn::new(node.clone(), stream);
+        let mut conn = Conn::new(node.clone(), socket);
         let answer = Answer::rejected(&Reject {
             status: 503,
             code: "retry",
@@ -103,7 +103,7 @@ pub fn refuse(node: &Rc<Node>, stream: net::TcpStream) {
 struct Conn {
     node: Rc<Node>,
     shard: Rc<ShardHandle>,
-    stream: TcpStream,
+    socket: Socket,
     decoder: Decoder,
     /// Requests without an answer on its way, in order.
     open: VecDeque<Open>,
@@ -124,8 +124,6 @@ struct Conn {
     counted: usize,
     /// Answers since others last had their turn.
     answered: usize,
-    /// Not read before the read gate was opened again since then.
-    held: Option<u64>,
 }
 
 struct Open {
@@ -161,11 +159,11 @@ enum Event {
 }
 
 impl Conn {
-    fn new(node: Rc<Node>, stream: TcpStream) -> Self {
+    fn new(node: Rc<Node>, socket: Socket) -> Self {
         let (watch_index, watch) = node.watches.add();
         Self {
             shard: node.next_shard().clone(),
-            stream,
+            socket,
             decoder: Decoder::new(node.limits),
             open: VecDeque::new(),
             watch,
@@ -178,7 +176,6 @@ impl Conn {
             linger: false,
             counted: 0,
             answered: 0,
-            held: None,
             node,
         }
     }
@@ -199,7 +196,7 @@ impl Conn {
             }
             match self.wait().await? {
                 Event::Answer => {}
-                // glommio's reads never yield while there is something to read.
+                // Reads never wait while there is something to read.
                 Event::Bytes => glommio::yield_if_needed().await,
                 Event::Fin => self.on_fin(),
                 Event::Expired => self.on_expired(),
@@ -345,7 +342,6 @@ impl Conn {
         self.node.count_open(0, requests);
         outbox.all_sent();
         self.node.return_outbox(outbox);
-        self.held = self.node.is_committing().then(|| self.node.gate.opened());
         self.answered += requests;
         if self.answered >= ANSWERS_A_TURN {
             self.answered = 0;
@@ -394,7 +390,7 @@ impl Conn {
     /// answer and nobody would read it. One more call, for answers of parked pops only.
     fn took_claims_too_late(&self, state: &State) -> bool {
         matches!(state, State::Done(answer) if answer.claimed.is_some())
-            && (self.peer_done || sys::has_left(&self.stream))
+            && (self.peer_done || self.socket.has_left())
     }
 
     /// Resolves when the kernel has all of it.
@@ -404,25 +400,14 @@ impl Conn {
         let mut stuck_at = usize::MAX;
         poll_fn(|cx| {
             while sent < outbox.len() {
-                let parts = outbox.rest(sent);
-                match sys::send_vectored(&self.stream, &parts) {
-                    Ok(n) => {
-                        sent += n;
-                        continue;
-                    }
-                    Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                    Err(error) => return Poll::Ready(Err(error)),
-                }
-                self.watch.set_waker(cx.waker());
-                // Only this registers for the moment when there is room again.
-                match Pin::new(&mut self.stream).poll_write(cx, &parts[0]) {
+                match self.socket.poll_send(cx, &outbox.rest(sent)) {
                     Poll::Ready(Ok(n)) => sent += n,
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
                     Poll::Pending if self.watch.take_expired() => {
                         return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
                     }
                     Poll::Pending => {
+                        self.watch.set_waker(cx.waker());
                         if stuck_at != sent {
                             stuck_at = sent;
                             self.watch.set_deadline(self.node.now().mono_us + SEND_US);
@@ -460,14 +445,8 @@ impl Conn {
         if !self.reads_ahead() {
             return Poll::Pending;
         }
-        if let Some(opened) = self.held.filter(|_| self.open.is_empty()) {
-            if self.node.gate.holds(opened, cx.waker()) {
-                return Poll::Pending;
-            }
-            self.held = None;
-        }
         let space = self.decoder.recv_space();
-        match Pin::new(&mut self.stream).poll_read(cx, space) {
+        match self.socket.poll_read(cx, space) {
             Poll::Ready(Ok(0)) => Poll::Ready(Ok(Event::Fin)),
             Poll::Ready(Ok(n)) => {
                 self.decoder.received(n);
@@ -522,7 +501,7 @@ impl Conn {
     }
 
     async fn drain_input(&mut self) {
-        sys::finish_sending(&self.stream);
+        sys::finish_sending(&self.socket);
         self.watch.set_deadline(self.node.now().mono_us + LINGER_US);
         let mut scratch = vec![0; 4 << 10];
         let mut dropped = 0;
@@ -532,7 +511,7 @@ impl Conn {
                 if self.watch.take_expired() || dropped > LINGER_BYTES {
                     return Poll::Ready(());
                 }
-                match Pin::new(&mut self.stream).poll_read(cx, &mut scratch) {
+                match self.socket.poll_read(cx, &mut scratch) {
                     Poll::Pending => return Poll::Pending,
                     Poll::Ready(Ok(0) | Err(_)) => return Poll::Ready(()),
                     Poll::Ready(Ok(n)) => dropped += n,

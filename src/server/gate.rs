@@ -1,11 +1,10 @@
-//! The read gate: while the disk works on a commit, connections that have just been answered are
-//! not read, nor are the other executors' messages.
+//! The gate before the inbox: while the disk works on a commit, the other executors' messages
+//! wait.
 //!
-//! What such a client sends next would wait for the commit in flight anyway: one goes at a time.
-//! Read at once, each request costs the executor a turn of its own, with a sleep, a wake-up and
-//! some dozen microseconds of system calls; read together when the commit ends, all of them cost
-//! one turn, share the next commit, and need no readiness poll because their bytes are there.
-//! When nothing is being committed the gate is open and a lone request is read at once.
+//! What a message asks for would mostly wait for the commit in flight anyway: one goes at a time.
+//! Taken at once, each costs the executor a turn of its own, with a sleep, a wake-up and some dozen
+//! microseconds of system calls; taken together when the commit ends, all of them cost one turn
+//! and share the next commit. When nothing is being committed the gate is open.
 //!
 //! The watchdog opens the gate too, each few milliseconds, so that a slow disk holds up nobody
 //! who does not need it.
@@ -15,7 +14,7 @@ use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
 #[derive(Default)]
-pub struct ReadGate {
+pub struct InboxGate {
     /// How often it was opened.
     opened: Cell<u64>,
     held: RefCell<Vec<Waker>>,
@@ -23,14 +22,14 @@ pub struct ReadGate {
     spare: RefCell<Vec<Waker>>,
 }
 
-impl ReadGate {
+impl InboxGate {
     /// To be passed to [`Self::holds`] later.
-    pub fn opened(&self) -> u64 {
+    fn opened(&self) -> u64 {
         self.opened.get()
     }
 
     /// True, and whoever asks is woken at the next opening, where there was none since `opened`.
-    pub fn holds(&self, opened: u64, waker: &Waker) -> bool {
+    fn holds(&self, opened: u64, waker: &Waker) -> bool {
         let holds = self.opened.get() == opened;
         if holds {
             self.held.borrow_mut().push(waker.clone());
@@ -65,7 +64,7 @@ mod tests {
     fn who_was_held_is_woken_once_and_passes() {
         let count = Arc::new(Count(AtomicUsize::new(0)));
         let waker = Waker::from(count.clone());
-        let gate = ReadGate::default();
+        let gate = InboxGate::default();
         let seen = gate.opened();
         assert!(gate.holds(seen, &waker));
         gate.open();

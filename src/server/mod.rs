@@ -34,6 +34,7 @@ pub mod sampler;
 pub mod serve;
 pub mod settings;
 pub mod shard;
+pub mod sockets;
 pub mod sys;
 pub mod token;
 mod transact;

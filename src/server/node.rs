@@ -13,11 +13,12 @@ use super::clock::Clock;
 use super::conn;
 use super::control::{Control, Gauges};
 use super::executor;
-use super::gate::ReadGate;
+use super::gate::InboxGate;
 use super::mesh::{Inbox, Message};
 use super::meters::Kind;
 use super::observe::About;
 use super::shard::{ShardHandle, Surroundings};
+use super::sockets::Sockets;
 use super::unpark;
 use super::watch::Watches;
 use crate::base::cipher::Keys;
@@ -56,6 +57,7 @@ pub struct Node {
     /// How a group subscribes that does not say how.
     pub default_subscription: Subscription,
     pub watches: Watches,
+    pub sockets: Rc<Sockets>,
     /// The `Date` of answers, formatted once a second.
     date: Cell<[u8; 29]>,
     /// Set by a pop that waits, read by its connection right after: both in one poll.
@@ -68,7 +70,7 @@ pub struct Node {
     opener: RefCell<Opener>,
     /// Compressed bodies being inflated.
     pub inflating: Cell<usize>,
-    pub gate: Rc<ReadGate>,
+    pub gate: Rc<InboxGate>,
     pub auth: Option<Auth>,
 }
 
@@ -99,6 +101,7 @@ pub async fn run(part: Part) {
         glommio::spawn_local(shard.clone().keep_flushing()).detach();
     }
     glommio::spawn_local(node.clone().sweep()).detach();
+    glommio::spawn_local(node.sockets.clone().watch()).detach();
     let gate = node.gate.clone();
     let woken = node.around.control.clone();
     let index = node.index;
@@ -115,7 +118,9 @@ pub async fn run(part: Part) {
 
 async fn open(part: Part) -> Result<Node, String> {
     executor::warm_up(&part.probe).await?;
-    let gate = Rc::<ReadGate>::default();
+    let sockets = Sockets::new(part.around.clock.clone())
+        .map_err(|error| format!("an epoll set cannot be made: {error}"))?;
+    let gate = Rc::<InboxGate>::default();
     let begun_us = part.around.clock.now().mono_us;
     let mut shards = Vec::with_capacity(part.shards.len());
     for (config, folder) in part.shards {
@@ -145,6 +150,7 @@ async fn open(part: Part) -> Result<Node, String> {
         shards_total: part.shards_total,
         default_subscription: part.default_subscription,
         watches: Watches::default(),
+        sockets: Rc::new(sockets),
         date: Cell::new(http::format_date(now.wall_us.div_euclid(1_000_000))),
         parked: Cell::new(false),
         closing: Cell::new(false),
@@ -184,7 +190,7 @@ impl Node {
                 }
             }
             if self.is_committing() {
-                // As connections do: what comes now is worked off when the commit has ended.
+                // What comes now is worked off together when the commit has ended.
                 self.gate.pass().await;
             } else {
                 glommio::yield_if_needed().await;

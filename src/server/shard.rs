@@ -24,7 +24,7 @@ use super::control::Control;
 use super::disk::Disk;
 use super::dma::DmaBuf;
 use super::fs_storage::FsStorage;
-use super::gate::ReadGate;
+use super::gate::InboxGate;
 use super::mesh::Mesh;
 use super::replies::{Filled, Look, Replies};
 use super::unpark;
@@ -53,7 +53,7 @@ pub struct ShardHandle {
     around: Surroundings,
     timer: TimerCell,
     flusher: Flusher,
-    gate: Rc<ReadGate>,
+    gate: Rc<InboxGate>,
     /// The pump is at work further up the stack; it will find what this step asked for.
     pumping: Cell<bool>,
     /// An emptied list, kept for its memory.
@@ -93,7 +93,7 @@ impl ShardHandle {
         config: ShardConfig,
         folder: &Path,
         around: Surroundings,
-        gate: Rc<ReadGate>,
+        gate: Rc<InboxGate>,
     ) -> Result<(Rc<Self>, OpenReport), String> {
         let id = config.shard;
         let now = around.clock.now();
@@ -307,7 +307,7 @@ impl ShardHandle {
             let committing = shard.is_committing();
             shard.call("complete", |core, now, fx| core.complete(now, done, fx));
             if committing && !shard.is_committing() {
-                // Ahead of the flush: what these connections bring goes out with it.
+                // Ahead of the flush: what the messages bring goes out with it.
                 shard.gate.open();
             }
             shard.want_flush();

@@ -3,7 +3,7 @@
 
 use std::io::{self, IoSlice};
 use std::mem;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
 
@@ -198,10 +198,12 @@ pub fn has_left(socket: &impl AsRawFd) -> bool {
     }
 }
 
-/// Gives an accepted connection to the executor of this thread.
-pub fn adopt(stream: TcpStream) -> glommio::net::TcpStream {
-    // SAFETY: the descriptor is a connected stream socket, and we give up our ownership of it.
-    unsafe { glommio::net::TcpStream::from_raw_fd(stream.into_raw_fd()) }
+/// A stream of the executor of this thread over any descriptor that can be polled. Nothing but
+/// its readiness means anything where it is no socket.
+pub fn stream_over(descriptor: OwnedFd) -> glommio::net::TcpStream {
+    // SAFETY: the descriptor is open, and we give up our ownership of it. On a wrong kind of it
+    // socket calls fail and have no effect.
+    unsafe { glommio::net::TcpStream::from_raw_fd(descriptor.into_raw_fd()) }
 }
 
 /// Sends what the socket takes of `parts` without waiting. No SIGPIPE.
@@ -285,6 +287,7 @@ impl StopSignals {
 mod tests {
     use super::*;
     use std::io::Read;
+    use std::net::TcpStream;
 
     #[test]
     fn a_bound_port_refuses_a_second_listener_and_clients_until_it_listens() {
