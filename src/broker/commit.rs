@@ -29,6 +29,10 @@ impl<T> CommitQueue<T> {
         self.waiting.push_back((needs, waiter));
     }
 
+    pub fn len(&self) -> usize {
+        self.waiting.len()
+    }
+
     /// The next waiter that `durable` satisfies.
     pub fn pop_durable(&mut self, durable: LogPosition) -> Option<T> {
         if self.waiting.front()?.0 > durable {

@@ -341,6 +341,16 @@ impl<B: IoBuf> Shard<B> {
         self.log.is_committing()
     }
 
+    /// [`Shard::flush`] would begin a write now, and nothing is lost but time if it is called later.
+    pub fn may_gather(&self) -> bool {
+        self.log.may_wait() && !self.draining
+    }
+
+    /// What waits for the log's next writes: answers, also to other shards.
+    pub fn waiting(&self) -> usize {
+        self.commit.len()
+    }
+
     /// The position up to which effects may be shown.
     fn answerable(&self) -> LogPosition {
         if crate::base::mutant::Mutant::ReplyBeforeDurable.active() {

@@ -61,6 +61,8 @@ use tail::Tail;
 /// Bytes that may wait in memory for the disk. The broker's admission refuses long before; this
 /// only keeps a stalled disk from taking all memory. Two of the largest appends fit.
 const PENDING_BYTES_MAX: usize = 208 << 20;
+/// Appends of this size have nothing to gain from more company.
+const WAITING_BYTES_MAX: usize = 1 << 20;
 /// When nothing was appended for this long after a sync, the sync is witnessed.
 const WITNESS_AFTER_MS: u64 = 20;
 /// A write that found no space is tried again after this.
@@ -233,6 +235,12 @@ impl<B: IoBuf> Log<B> {
     /// A group is in flight.
     pub fn is_committing(&self) -> bool {
         self.group.is_some()
+    }
+
+    /// There are appends, [`Log::pump`] would write them now, and they may as well wait for more.
+    pub fn may_wait(&self) -> bool {
+        let pending = !self.filling.is_empty() && self.filling.len() < WAITING_BYTES_MAX;
+        pending && self.group.is_none() && self.roll.is_none() && self.stopping == Stopping::No
     }
 
     /// Asks for what can be asked for. To be called once for all appends that are at hand

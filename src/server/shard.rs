@@ -26,6 +26,7 @@ use super::dma::DmaBuf;
 use super::fs_storage::FsStorage;
 use super::gate::InboxGate;
 use super::mesh::Mesh;
+use super::pace::Pace;
 use super::replies::{Filled, Look, Replies};
 use super::unpark;
 use crate::base::ids::{ShardId, Token};
@@ -53,6 +54,7 @@ pub struct ShardHandle {
     around: Surroundings,
     timer: TimerCell,
     flusher: Flusher,
+    pace: RefCell<Pace>,
     gate: Rc<InboxGate>,
     /// The pump is at work further up the stack; it will find what this step asked for.
     pumping: Cell<bool>,
@@ -109,6 +111,7 @@ impl ShardHandle {
             around,
             timer: TimerCell::default(),
             flusher: Flusher::default(),
+            pace: RefCell::default(),
             gate,
             pumping: Cell::new(false),
             spare: RefCell::default(),
@@ -181,12 +184,22 @@ impl ShardHandle {
             if !flusher.task.borrow().as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
                 *flusher.task.borrow_mut() = Some(cx.waker().clone());
             }
-            if flusher.wanted.replace(false) {
+            if flusher.wanted.replace(false) && !self.gathers() {
                 self.call("flush", |shard, now, fx| shard.flush(now, fx));
             }
             Poll::<()>::Pending
         })
         .await;
+    }
+
+    /// What is appended waits for more to come. If so the timer looks again.
+    fn gathers(&self) -> bool {
+        let shard = &self.core.borrow().shard;
+        let holds = shard.may_gather() && self.pace.borrow_mut().holds(self.now(), shard.waiting());
+        if holds {
+            self.want_tick(shard);
+        }
+        holds
     }
 
     /// The log waits for the disk: what is appended now is written after that.
@@ -262,8 +275,17 @@ impl ShardHandle {
         }
         let now = self.now();
         {
-            let core = &mut *self.core.borrow_mut();
-            guarded(self.id, name, || step(&mut core.shard, now, &mut core.fx));
+            let Core { shard, fx } = &mut *self.core.borrow_mut();
+            let (was, waited) = (shard.is_committing(), shard.waiting());
+            guarded(self.id, name, || step(shard, now, fx));
+            match (was, shard.is_committing()) {
+                (false, true) => self.pace.borrow_mut().begun(now, shard.waiting()),
+                (true, false) => {
+                    let waiting = shard.waiting();
+                    self.pace.borrow_mut().ended(now, waited.saturating_sub(waiting), waiting);
+                }
+                _ => {}
+            }
         }
         self.pump();
     }
@@ -318,9 +340,7 @@ impl ShardHandle {
     /// After every step: the deadline may have moved, the shard may have come to an end.
     fn look_around(&self) {
         let core = self.core.borrow();
-        let wanted = core.shard.next_deadline().map(|deadline| deadline.0);
-        let wanted = wanted.filter(|wanted| *wanted != u64::MAX);
-        self.timer.want(wanted);
+        self.want_tick(&core.shard);
         if let Some(fault) = core.shard.fault().filter(|_| !self.faulty.replace(true)) {
             let text = format!("shard {}: {fault}", self.id.0);
             tracing::error!(shard = self.id.0, fault, "the shard takes no writes any more");
@@ -330,6 +350,12 @@ impl ShardHandle {
         if let Some(watcher) = self.watcher.take() {
             watcher.wake();
         }
+    }
+
+    fn want_tick(&self, shard: &Shard<DmaBuf>) {
+        let held = self.pace.borrow().deadline().filter(|_| shard.may_gather());
+        let wanted = [shard.next_deadline(), held].into_iter().flatten().map(|at| at.0).min();
+        self.timer.want(wanted.filter(|wanted| *wanted != u64::MAX));
     }
 
     async fn watch(&self, reached: impl Fn(&Shard<DmaBuf>) -> bool) {
