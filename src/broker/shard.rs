@@ -21,7 +21,7 @@ use super::owner::Owner;
 use super::partition::Slot;
 use super::pinned::Pinned;
 use super::records;
-use super::share::ShareJob;
+use super::share::{Role, ShareJob};
 use super::start::Start;
 use super::state::State;
 use super::task::Task;
@@ -476,16 +476,17 @@ impl<B: IoBuf> Shard<B> {
             PeerMsg::Ack { task, group, acks } => self.ack_owned(now, from, task, group, acks, fx),
             PeerMsg::Acked { task, result } => self.acked(task, result, fx),
             PeerMsg::Transact { task, transaction, share } => {
-                self.take_share(transaction, from, Some(task), share);
+                self.take_share(transaction, from, Role::Whole(task), share);
             }
             PeerMsg::Transacted { task, transaction, result } => {
                 self.transacted(now, task, transaction, result, fx);
             }
-            PeerMsg::Reserve { transaction, share } => {
-                self.take_share(transaction, from, None, share);
+            PeerMsg::Reserve { transaction, share, prepare } => {
+                let role = if prepare { Role::VotesPrepared } else { Role::Votes };
+                self.take_share(transaction, from, role, share);
             }
-            PeerMsg::Vote { transaction, result } => {
-                self.voted(now, from, transaction, result, fx);
+            PeerMsg::Vote { transaction, result, prepared } => {
+                self.voted(now, from, transaction, (result, prepared), fx);
             }
             PeerMsg::Prepare { transaction } => self.prepare(now, transaction, fx),
             PeerMsg::Prepared { transaction, result } => {

@@ -38,8 +38,7 @@ use crate::model::transaction::{
 #[derive(Debug)]
 pub(super) struct ShareJob<B> {
     coordinator: ShardId,
-    /// The coordinator's request where the whole transaction lies on this shard.
-    task: Option<TaskId>,
+    role: Role,
     share: SharedShare,
     ticket: Ticket,
     /// Reads without an end.
@@ -51,6 +50,17 @@ pub(super) struct ShareJob<B> {
     prepared: Option<(Vec<u8>, SegmentId)>,
     /// Of the coordinator's own share: where the log stood when it was decided.
     decided_at: LogPosition,
+}
+
+/// What a share is of the transaction, and how its judgement is told.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Role {
+    /// All of it, for this request of its coordinator.
+    Whole(TaskId),
+    /// One of several: a vote, and nothing written before the others' are known.
+    Votes,
+    /// The only one besides the coordinator's: what it does is prepared with the vote.
+    VotesPrepared,
 }
 
 /// What a share does.
@@ -104,7 +114,7 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         transaction: TransactionId,
         coordinator: ShardId,
-        task: Option<TaskId>,
+        role: Role,
         share: SharedShare,
     ) {
         let mut touched: Vec<Resource> = share
@@ -119,7 +129,7 @@ impl<B: IoBuf> Shard<B> {
         let ticket = self.stand_in_line(touched, Waiting::Share(transaction));
         let job = ShareJob {
             coordinator,
-            task,
+            role,
             share,
             ticket,
             missing: 0,
@@ -166,12 +176,15 @@ impl<B: IoBuf> Shard<B> {
     fn judge_share(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
         let Some(mut job) = self.shares.remove(&transaction) else { return };
         match self.try_judge(now, &mut job) {
-            Ok(outcome) if job.task.is_some() => self.do_whole(now, transaction, job, outcome, fx),
-            Ok(outcome) => {
-                let msg = PeerMsg::Vote { transaction, result: Ok(outcome) };
-                self.send(job.coordinator, msg, fx);
-                self.shares.insert(transaction, job);
-            }
+            Ok(outcome) => match job.role {
+                Role::Whole(task) => self.do_whole(now, (transaction, task), job, outcome, fx),
+                Role::Votes => {
+                    let msg = PeerMsg::Vote { transaction, result: Ok(outcome), prepared: false };
+                    self.send(job.coordinator, msg, fx);
+                    self.shares.insert(transaction, job);
+                }
+                Role::VotesPrepared => self.vote_prepared(now, transaction, job, outcome, fx),
+            },
             Err(NotNow::Reads(needed)) => {
                 job.missing = needed.len();
                 self.shares.insert(transaction, job);
@@ -193,9 +206,11 @@ impl<B: IoBuf> Shard<B> {
         // What it shows is state, so it waits for that to be durable.
         self.send_durable(
             job.coordinator,
-            match job.task {
-                Some(task) => PeerMsg::Transacted { task, transaction, result },
-                None => PeerMsg::Vote { transaction, result },
+            match job.role {
+                Role::Whole(task) => PeerMsg::Transacted { task, transaction, result },
+                Role::Votes | Role::VotesPrepared => {
+                    PeerMsg::Vote { transaction, result, prepared: false }
+                }
             },
         );
         self.leave(now, job.ticket, fx);
@@ -419,12 +434,11 @@ impl<B: IoBuf> Shard<B> {
     fn do_whole(
         &mut self,
         now: Now,
-        transaction: TransactionId,
+        (transaction, task): (TransactionId, TaskId),
         mut job: ShareJob<B>,
         outcome: ShareOutcome,
         fx: &mut Effects<B>,
     ) {
-        let Some(task) = job.task else { return };
         let written = self.write_share(now, &mut job).and_then(|effects| {
             let record =
                 TransactionRecord { id: transaction, shards: Vec::new(), effects: &effects };
@@ -449,36 +463,67 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
+    fn vote_prepared(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        mut job: ShareJob<B>,
+        outcome: ShareOutcome,
+        fx: &mut Effects<B>,
+    ) {
+        match self.write_prepare(now, transaction, &mut job) {
+            Ok(()) => {
+                let msg = PeerMsg::Vote { transaction, result: Ok(outcome), prepared: true };
+                self.send_prepared(job.coordinator, msg, fx);
+                self.shares.insert(transaction, job);
+            }
+            Err(error) => self.share_fails(now, transaction, job, failure_of(&error), fx),
+        }
+    }
+
     pub(super) fn prepare(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
         let Some(mut job) = self.shares.remove(&transaction) else { return };
         let coordinator = job.coordinator;
-        let written = self.write_share(now, &mut job).and_then(|effects| {
-            let shards = vec![coordinator];
-            let record = TransactionRecord { id: transaction, shards, effects: &effects };
-            let class = job.class();
-            let appended = self.log.append(records::PREPARE, 0, &[&record.encode()], class)?;
-            Ok((effects, appended.at.segment()))
-        });
-        let failed = match written {
-            Ok((effects, at)) => {
-                self.state.pin_prepared(&effects, at);
-                job.prepared = Some((effects, at));
-                let msg = PeerMsg::Prepared { transaction, result: Ok(()) };
-                if Mutant::PreparedBeforeDurable.active() {
-                    self.send(coordinator, msg, fx);
-                } else {
-                    self.send_durable(coordinator, msg);
-                }
-                None
-            }
-            Err(error) => Some(refusal_of(&error)),
-        };
-        // Nothing is in the log that means anything; the coordinator's abort releases it.
+        let written = self.write_prepare(now, transaction, &mut job);
+        // Where that failed, nothing is in the log that means anything; the coordinator's abort
+        // releases it.
         self.shares.insert(transaction, job);
-        if let Some(refusal) = failed {
-            let msg = PeerMsg::Prepared { transaction, result: Err(refusal) };
-            self.send(coordinator, msg, fx);
+        match written {
+            Ok(()) => {
+                let msg = PeerMsg::Prepared { transaction, result: Ok(()) };
+                self.send_prepared(coordinator, msg, fx);
+            }
+            Err(error) => {
+                let result = Err(refusal_of(&error));
+                self.send(coordinator, PeerMsg::Prepared { transaction, result }, fx);
+            }
         }
+    }
+
+    /// Says that a share is prepared, which is true once its record is durable.
+    fn send_prepared(&mut self, coordinator: ShardId, msg: PeerMsg, fx: &mut Effects<B>) {
+        if Mutant::PreparedBeforeDurable.active() {
+            self.send(coordinator, msg, fx);
+        } else {
+            self.send_durable(coordinator, msg);
+        }
+    }
+
+    fn write_prepare(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        job: &mut ShareJob<B>,
+    ) -> Result<(), AppendError> {
+        let effects = self.write_share(now, job)?;
+        let shards = vec![job.coordinator];
+        let record = TransactionRecord { id: transaction, shards, effects: &effects };
+        let class = job.class();
+        let appended = self.log.append(records::PREPARE, 0, &[&record.encode()], class)?;
+        let at = appended.at.segment();
+        self.state.pin_prepared(&effects, at);
+        job.prepared = Some((effects, at));
+        Ok(())
     }
 
     /// The coordinator's own share, whose effects ride in its commit record.

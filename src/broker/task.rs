@@ -60,7 +60,8 @@ pub(super) fn failed(msg: PeerMsg, refusal: &Refusal) -> Option<PeerMsg> {
             PeerMsg::Transacted { task, transaction, result }
         }
         PeerMsg::Vote { transaction, .. } => {
-            PeerMsg::Vote { transaction, result: Err(ShareFailure::Refused(refusal)) }
+            let result = Err(ShareFailure::Refused(refusal));
+            PeerMsg::Vote { transaction, result, prepared: false }
         }
         PeerMsg::Prepared { transaction, .. } => {
             PeerMsg::Prepared { transaction, result: Err(refusal) }

@@ -3,9 +3,10 @@
 //!
 //! A transaction whole on one shard is one record there. Across shards this shard coordinates:
 //! it reserves shard by shard in ascending order, so that two transactions never wait for each
-//! other in a circle; when all have voted for it, the shares of the others are made durable; then
-//! **the durable commit record, with our own share in it, is the decision**, and only then does
-//! anyone apply. A share that is found prepared at a start without that record is dropped.
+//! other in a circle; when all have voted for it, the shares of the others are made durable (that
+//! of a single other shard with its vote); then **the durable commit record, with our own share in
+//! it, is the decision**, and only then does anyone apply. A share that is found prepared at a start
+//! without that record is dropped.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -270,7 +271,12 @@ impl<B: IoBuf> Shard<B> {
             return;
         };
         coordinated.asked += 1;
-        self.send(shard, PeerMsg::Reserve { transaction, share }, fx);
+        // With one other shard its vote is all that our commit record waits for. With more, each
+        // would be prepared after the one before instead of all at once.
+        let me = self.config.shard;
+        let alone = shard != me && coordinated.others(me).count() == 1;
+        let prepare = alone && coordinated.failures.is_empty();
+        self.send(shard, PeerMsg::Reserve { transaction, share, prepare }, fx);
     }
 
     /// A failed guard does not stop the later ones: the first in the order of the wire is told.
@@ -279,10 +285,11 @@ impl<B: IoBuf> Shard<B> {
         now: Now,
         from: ShardId,
         transaction: TransactionId,
-        result: Result<ShareOutcome, ShareFailure>,
+        (result, prepared): (Result<ShareOutcome, ShareFailure>, bool),
         fx: &mut Effects<B>,
     ) {
         let Some(coordinated) = self.coordinated.get_mut(&transaction) else { return };
+        coordinated.prepared += usize::from(prepared);
         match result {
             Ok(outcome) => coordinated.outcomes.push(outcome),
             Err(failure) => coordinated.failures.push((from, failure)),
@@ -294,6 +301,9 @@ impl<B: IoBuf> Shard<B> {
             return self.abort(now, transaction, failure, fx);
         }
         let others: Vec<ShardId> = coordinated.others(self.config.shard).collect();
+        if coordinated.prepared == others.len() {
+            return self.decide(now, transaction, others, fx);
+        }
         for shard in others {
             self.send(shard, PeerMsg::Prepare { transaction }, fx);
         }
@@ -328,9 +338,19 @@ impl<B: IoBuf> Shard<B> {
         }
         coordinated.prepared += 1;
         let others: Vec<ShardId> = coordinated.others(me).collect();
-        if coordinated.prepared < others.len() {
-            return;
+        if coordinated.prepared == others.len() {
+            self.decide(now, transaction, others, fx);
         }
+    }
+
+    /// All others are prepared: writes the record that decides it.
+    fn decide(
+        &mut self,
+        now: Now,
+        transaction: TransactionId,
+        others: Vec<ShardId>,
+        fx: &mut Effects<B>,
+    ) {
         let decided = self.own_effects(now, transaction).and_then(|effects| {
             let record = TransactionRecord { id: transaction, shards: others, effects: &effects };
             self.append(records::COMMIT, 0, &[&record.encode()])

@@ -521,10 +521,13 @@ pub enum PeerMsg {
     Reserve {
         transaction: TransactionId,
         share: SharedShare,
+        /// A vote for it is to come with the share prepared.
+        prepare: bool,
     },
     Vote {
         transaction: TransactionId,
         result: Result<ShareOutcome, ShareFailure>,
+        prepared: bool,
     },
     /// All have voted for it: make the share durable, to be applied or not.
     Prepare {
