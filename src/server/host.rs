@@ -129,13 +129,10 @@ impl Plan {
 }
 
 const CONNECTIONS_DEFAULT: usize = 20_000;
-/// Deepest ring the kernel makes.
-const RING_DEPTH_MAX: usize = 32_768;
+/// Ring entries are for file operations, which wait for an entry where there is none, and for a
+/// handful of others: connections lie in the epoll set ([`super::sockets`]).
+const RING_DEPTH_MAX: usize = 4_096;
 const RING_DEPTH_MIN: usize = 1_024;
-/// Ring entries kept free of connections: file operations in flight, the wake-up descriptor,
-/// timers, connections that are being refused. With more operations than entries a mass
-/// disconnect makes glommio cancel operations it was not asked to.
-const RING_MARGIN: usize = 512;
 /// Measured: three rings together take this much locked memory an entry.
 const RING_ENTRY_BYTES: usize = 300;
 /// glommio registers its I/O memory in three rings.
@@ -190,15 +187,11 @@ pub fn cpus(settings: &Settings) -> Result<Vec<usize>, StartRefused> {
 fn plan_with(means: &Means) -> Result<Plan, StartRefused> {
     let wanted = means.cpus.len().min(means.shards);
     let asked = means.connections.map_or(CONNECTIONS_DEFAULT, |n| n as usize);
-    let (executors, ring_max, io_memory) = match means.memlock {
+    let (executors, ring_depth, io_memory) = match means.memlock {
         None => (wanted, RING_DEPTH_MAX, IO_MEMORY_PRIVILEGED),
         Some(limit) => share_memlock(limit, wanted)?,
     };
-    let each = asked.div_ceil(executors);
-    let ring_depth =
-        (each + RING_MARGIN).next_power_of_two().clamp(RING_DEPTH_MIN.max(4_096), RING_DEPTH_MAX);
-    let ring_depth = ring_depth.min(ring_max);
-    let connections_max = connections(means, asked, executors, ring_depth)?;
+    let connections_max = connections(means, asked, executors)?;
     let cpus = means.cpus[..executors].to_vec();
     Ok(Plan { cpus, ring_depth, io_memory, connections_max })
 }
@@ -214,8 +207,9 @@ fn share_memlock(limit: u64, wanted: usize) -> Result<(usize, usize, usize), Sta
     }
     let each = usable / executors;
     let mut ring = RING_DEPTH_MIN;
-    // More than 8,192 connections on one executor are not worth the memory to an ordinary user.
-    while ring < 8_192 && 2 * ring * RING_ENTRY_BYTES + IO_MEMORY_TIMES * IO_MEMORY_MIN <= each {
+    while ring < RING_DEPTH_MAX
+        && 2 * ring * RING_ENTRY_BYTES + IO_MEMORY_TIMES * IO_MEMORY_MIN <= each
+    {
         ring *= 2;
     }
     let io_memory = (each - ring * RING_ENTRY_BYTES) / IO_MEMORY_TIMES;
@@ -225,13 +219,8 @@ fn share_memlock(limit: u64, wanted: usize) -> Result<(usize, usize, usize), Sta
     Ok((executors, ring, io_memory))
 }
 
-/// Connections that both the rings and the open-file limit carry.
-fn connections(
-    means: &Means,
-    asked: usize,
-    executors: usize,
-    ring_depth: usize,
-) -> Result<usize, StartRefused> {
+/// Connections that the open-file limit carries.
+fn connections(means: &Means, asked: usize, executors: usize) -> Result<usize, StartRefused> {
     let reserved = FILES_PROCESS + FILES_EACH * executors as u64 + 4 * means.shards as u64;
     let least = reserved + 64;
     if means.files < least {
@@ -241,20 +230,13 @@ fn connections(
         ));
     }
     let by_files = usize::try_from(means.files - reserved).unwrap_or(usize::MAX);
-    let by_rings = (ring_depth - RING_MARGIN) * executors;
     if means.connections.is_some() && asked > by_files {
         return Err(StartRefused::new(
             format!("the limit of open files ({}) does not carry {asked} connections", means.files),
             format!("ulimit -n {}", reserved as usize + asked),
         ));
     }
-    if means.connections.is_some() && asked > by_rings {
-        return Err(StartRefused::new(
-            format!("{executors} rings of {ring_depth} entries do not carry {asked} connections"),
-            format!("--max-connections {by_rings}, more cores, or ulimit -l unlimited"),
-        ));
-    }
-    Ok(asked.min(by_files).min(by_rings))
+    Ok(asked.min(by_files))
 }
 
 fn choose_cpus(asked: Option<&[usize]>, allowed: &[usize]) -> Result<Vec<usize>, StartRefused> {
@@ -354,11 +336,13 @@ mod tests {
     }
 
     #[test]
-    fn root_gets_rings_for_every_connection() {
+    fn connections_are_limited_by_files_alone() {
         let plan = plan_with(&means(2, 2, None, 1 << 20)).unwrap();
-        assert_eq!((plan.cpus.len(), plan.ring_depth), (2, 16_384));
+        assert_eq!((plan.cpus.len(), plan.ring_depth), (2, RING_DEPTH_MAX));
         assert_eq!(plan.connections_max, 20_000);
         assert_eq!(plan.connections_each(), 10_000);
+        let ordinary = plan_with(&means(2, 2, Some(8 << 20), 1 << 20)).unwrap();
+        assert_eq!(ordinary.connections_max, 20_000);
     }
 
     #[test]
@@ -375,10 +359,9 @@ mod tests {
             let plan = plan_with(&means(cores, cores, Some(8 << 20), 1 << 20)).unwrap();
             assert!(locked_bytes(&plan) <= 6 << 20, "{plan:?}");
             assert!(plan.io_memory >= IO_MEMORY_MIN);
-            assert!(plan.connections_each() + RING_MARGIN <= plan.ring_depth + 1, "{plan:?}");
         }
         let two = plan_with(&means(2, 2, Some(8 << 20), 1 << 20)).unwrap();
-        assert_eq!((two.cpus.len(), two.ring_depth), (2, 8_192));
+        assert_eq!((two.cpus.len(), two.ring_depth), (2, RING_DEPTH_MAX));
     }
 
     #[test]
