@@ -7,6 +7,7 @@
 //! are read first; the request then runs on the state it finds.
 
 use std::collections::{BTreeMap, HashSet};
+use std::rc::Rc;
 
 use smallvec::SmallVec;
 
@@ -61,7 +62,7 @@ pub(super) struct AckJob {
     group: String,
     acks: PeerAcks,
     /// Of each item's transaction id.
-    fingerprints: Vec<u64>,
+    fingerprints: SmallVec<[u64; 4]>,
     missing: usize,
     tables: Tables,
 }
@@ -88,8 +89,8 @@ pub(super) enum Judgement {
 }
 
 /// Places of the items, those of one target together, targets in order of appearance.
-pub(super) fn by_target(acks: &PeerAcks) -> Vec<u32> {
-    let mut order: Vec<u32> = (0..acks.items.len() as u32).collect();
+pub(super) fn by_target(acks: &PeerAcks) -> SmallVec<[u32; 4]> {
+    let mut order: SmallVec<[u32; 4]> = (0..acks.items.len() as u32).collect();
     order.sort_by_key(|at| acks.items[*at as usize].target);
     order
 }
@@ -254,7 +255,7 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    pub(super) fn ack_fingerprints(&self, acks: &PeerAcks) -> Vec<u64> {
+    pub(super) fn ack_fingerprints(&self, acks: &PeerAcks) -> SmallVec<[u64; 4]> {
         let key = self.log.fingerprint_key();
         let fingerprint =
             |item: &PeerAck| records::table_fingerprint(key.fingerprint(acks.id(item).as_bytes()));
@@ -301,7 +302,7 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn settle_acks(&mut self, now: Now, job: &mut AckJob, fx: &mut Effects<B>) {
         let mut results = Vec::with_capacity(job.acks.items.len());
         let mut refusal = None;
-        let mut items = Vec::with_capacity(job.acks.items.len());
+        let mut items: SmallVec<[Item<'_>; 4]> = SmallVec::new();
         for places in by_target(&job.acks).chunk_by(|a, b| job.target_of(*a) == job.target_of(*b)) {
             items.clear();
             items.extend(places.iter().map(|at| job.item(*at as usize)));
@@ -380,7 +381,7 @@ impl<B: IoBuf> Shard<B> {
             .or_else(|| partition.high_watermark().0.checked_sub(1).map(Offset));
         let places = self.resolve_all(key, cursor, items, last, tables);
         let conflating = held.filter(|l| l.record.conflating).map(|l| l.record.end);
-        let judged: Vec<(AckStatus, Place)> = items
+        let judged: SmallVec<[(AckStatus, Place); 4]> = items
             .iter()
             .zip(&places)
             .map(|(item, place)| match (conflating, place) {
@@ -499,7 +500,7 @@ impl<B: IoBuf> Shard<B> {
         now: Now,
         key: CursorKey,
         released: Option<ReleasedRecord>,
-        ended: Option<Box<Lease>>,
+        ended: Option<Rc<Lease>>,
         fx: &mut Effects<B>,
     ) {
         self.clear_timer(ended.and_then(|lease| lease.timer));
@@ -607,8 +608,8 @@ impl<B: IoBuf> Shard<B> {
         items: &[Item<'_>],
         last: Option<Offset>,
         tables: &Tables,
-    ) -> Vec<Place> {
-        let mut places: Vec<Place> = Vec::with_capacity(items.len());
+    ) -> SmallVec<[Place; 4]> {
+        let mut places: SmallVec<[Place; 4]> = SmallVec::with_capacity(items.len());
         let mut search = LeasedIds::of(cursor);
         let settled = search.settled;
         // So far each item named the next message of the lease: nothing was named twice.

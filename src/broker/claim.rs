@@ -304,7 +304,7 @@ impl<B: IoBuf> Shard<B> {
         let expires = now.after_us(length_us);
         let reserved = spec.auto_ack;
         let timer = (!reserved).then(|| self.lease_timer(key, expires));
-        cursor.lease = Some(Box::new(Lease {
+        cursor.lease = Some(Rc::new(Lease {
             record: LeaseRecord {
                 id: spec.lease_id,
                 first: take.start,
@@ -462,7 +462,7 @@ impl<B: IoBuf> Shard<B> {
         }
         let lease = self.state.cursor_mut(claiming.key).and_then(|c| c.lease.as_mut());
         if let Some(lease) = lease.filter(|l| l.record.id == lease_id) {
-            lease.ids = ids.into();
+            Rc::make_mut(lease).ids = ids.into();
         }
     }
 

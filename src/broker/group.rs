@@ -49,8 +49,9 @@ pub struct Cursor {
     pub retry_count: u32,
     /// Retries before the last commit at delivery, for taking it back.
     pub retry_before: u32,
-    pub lease: Option<Box<Lease>>,
-    pub released: Option<Box<ReleasedRecord>>,
+    /// Shared, as a cursor is copied for each step that may change it.
+    pub lease: Option<Rc<Lease>>,
+    pub released: Option<Rc<ReleasedRecord>>,
     /// Segment of its newest record; `None`: never written.
     pub segment: Option<SegmentId>,
     /// Ready, and has an entry in the ready list.
@@ -97,7 +98,7 @@ impl Cursor {
 
     pub fn record(&self, group: &Group, filed: Vec<DeadLetterRecord>) -> CursorRecord {
         CursorRecord {
-            group: group.name.to_string(),
+            group: group.name.clone(),
             epoch: group.cursors_epoch,
             next: self.next,
             attempt_offset: self.attempt_offset,
@@ -189,7 +190,7 @@ pub fn no_cursors() -> Cursors {
 /// One group of one queue on one shard.
 #[derive(Debug)]
 pub struct Group {
-    pub name: Box<str>,
+    pub name: Rc<str>,
     /// Start rule for partitions without a cursor. `None`: only pinned pops so far, so only
     /// partitions with a cursor are its business.
     pub start: Option<GroupStart>,

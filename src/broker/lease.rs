@@ -1,5 +1,7 @@
 //! Lease extension: every live lease with that id, on every shard.
 
+use std::rc::Rc;
+
 use super::effect::Effects;
 use super::group::CursorKey;
 use super::shard::Shard;
@@ -95,9 +97,8 @@ impl<B: IoBuf> Shard<B> {
         seconds: u32,
     ) -> Result<Option<i64>, Refusal> {
         let Some(mut cursor) = self.state.cursor(key).cloned() else { return Ok(None) };
-        let Some(lease) = cursor.lease.as_mut().filter(|l| l.record.id == lease_id) else {
-            return Ok(None);
-        };
+        let lease = cursor.lease.as_mut().filter(|l| l.record.id == lease_id);
+        let Some(lease) = lease.map(Rc::make_mut) else { return Ok(None) };
         if lease.reserved || lease.expires.passed(now) {
             return Ok(None);
         }
@@ -110,7 +111,7 @@ impl<B: IoBuf> Shard<B> {
             lease.record.granted_us = now.wall_us;
             lease.record.length_us = expires.0 - now.mono_us;
             let timer = self.lease_timer(key, expires);
-            if let Some(lease) = cursor.lease.as_mut() {
+            if let Some(lease) = cursor.lease.as_mut().map(Rc::make_mut) {
                 lease.timer = Some(timer);
             }
             if let Err(refusal) = self.store_cursor(key, cursor, Vec::new()) {

@@ -4,6 +4,8 @@
 //! lease released or expired, a hold over, or more left after a commit at delivery. A claim given
 //! back enters at the front. A partition's pinned waiters are served before it enters.
 
+use std::rc::Rc;
+
 use super::effect::Effects;
 use super::group::{Claimable, Cursor, CursorKey, End, claimable};
 use super::partition::Slot;
@@ -113,7 +115,7 @@ impl<B: IoBuf> Shard<B> {
             return;
         }
         // The lapsed lease stays until it is replaced: an ack without a lease may settle it.
-        lease.timer = None;
+        Rc::make_mut(lease).timer = None;
         self.make_ready(now, key, End::Back, fx);
     }
 

@@ -1,7 +1,11 @@
 //! Bodies of the broker's log records: encode and decode. The byte tables stand in
 //! `src/log/FORMAT.md`; every integer is little-endian, a string is `u16 length | UTF-8`.
 
+use std::rc::Rc;
+
 use crate::base::ids::{LeaseId, LogPosition, MessageId, Offset};
+use smallvec::SmallVec;
+
 use crate::model::peer::{GroupImage, GroupStart, QueueImage, Registration, Subscribed};
 
 /// Record kinds of the broker; the log keeps those below 16 for itself.
@@ -30,9 +34,12 @@ pub const TRANSACTION_BATCH: u8 = 30;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Malformed;
 
+/// A body being written. Those of nearly all records fit without an allocation.
+pub type Body = SmallVec<[u8; 256]>;
+
 /// Appends fields.
 #[derive(Default)]
-pub struct Writer(pub Vec<u8>);
+pub struct Writer(pub Body);
 
 impl Writer {
     pub fn u8(mut self, v: u8) -> Self {
@@ -110,7 +117,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-pub fn encode_queue(queue: &QueueImage) -> Vec<u8> {
+pub fn encode_queue(queue: &QueueImage) -> Body {
     let options = serde_json::to_vec(&queue.options).expect("options are plain data");
     let mut body = Writer::default()
         .text(&queue.name)
@@ -133,7 +140,7 @@ pub fn decode_queue(body: &[u8]) -> Result<QueueImage, Malformed> {
     })
 }
 
-pub fn encode_queue_deleted(name: &str, incarnation: u64) -> Vec<u8> {
+pub fn encode_queue_deleted(name: &str, incarnation: u64) -> Body {
     Writer::default().text(name).u64(incarnation).0
 }
 
@@ -153,7 +160,7 @@ pub struct GroupHere {
     pub cursors_epoch: u64,
 }
 
-pub fn encode_group(group: &GroupImage, here: GroupHere) -> Vec<u8> {
+pub fn encode_group(group: &GroupImage, here: GroupHere) -> Body {
     let (rule, from_us) = match group.start {
         Some(GroupStart::Oldest) => (0, 0),
         Some(GroupStart::From(us)) => (1, us),
@@ -243,7 +250,7 @@ pub struct PartitionRecord<'a> {
 }
 
 impl<'a> PartitionRecord<'a> {
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Body {
         Writer::default()
             .text(self.queue)
             .u64(self.incarnation)
@@ -306,7 +313,7 @@ pub struct DeadLetterRecord {
 
 /// Rows that were deleted by one step. It lies behind the records that filed them, so it is
 /// there as long as they are: segments go oldest first.
-pub fn encode_dead_letters_deleted(ids: &[[u8; 16]]) -> Vec<u8> {
+pub fn encode_dead_letters_deleted(ids: &[[u8; 16]]) -> Body {
     let mut w = Writer::default().u32(ids.len() as u32);
     for id in ids {
         w = w.id(id);
@@ -329,7 +336,7 @@ pub fn decode_dead_letters_deleted(body: &[u8]) -> Result<Vec<[u8; 16]>, Malform
 /// letters filed by the same step ride along, so that the cursor never moves without them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CursorRecord {
-    pub group: String,
+    pub group: Rc<str>,
     /// The epoch of the group's cursors it belongs to.
     pub epoch: u64,
     /// First offset not settled.
@@ -349,7 +356,7 @@ const LATER_EPOCH: u8 = 4;
 const CONFLATING: u8 = 8;
 
 impl CursorRecord {
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> Body {
         let mut w = Writer::default()
             .text(&self.group)
             .u64(self.next.0)
@@ -393,7 +400,7 @@ impl CursorRecord {
 
     pub fn decode(body: &[u8]) -> Result<Self, Malformed> {
         let mut r = Reader(body);
-        let group = r.text()?.to_owned();
+        let group = r.text()?.into();
         let (next, attempt_offset) = (Offset(r.u64()?), Offset(r.u64()?));
         let (attempt_count, retry_count) = (r.u32()?, r.u32()?);
         let flags = r.u8()?;

@@ -4,6 +4,8 @@
 //! refused message (the *head*) clamps: nothing at or above it is settled, unless it is filed as
 //! a dead letter, and then settling goes on upward from it.
 
+use std::rc::Rc;
+
 use super::group::{Cursor, Lease};
 use super::records::{DeadLetterRecord, ReleasedRecord};
 use crate::base::ids::Offset;
@@ -162,12 +164,12 @@ pub(super) struct CursorChange {
 
 impl CursorChange {
     /// Changes the cursor; returns the lease that ended by it.
-    pub(super) fn make(&self, cursor: &mut Cursor) -> Option<Box<Lease>> {
+    pub(super) fn make(&self, cursor: &mut Cursor) -> Option<Rc<Lease>> {
         cursor.next = self.next;
         cursor.retry_count = self.retry_count;
         (cursor.attempt_offset, cursor.attempt_count) = self.attempt;
         if let Some(released) = self.released {
-            cursor.released = Some(Box::new(released));
+            cursor.released = Some(Rc::new(released));
         }
         if self.release { cursor.lease.take() } else { None }
     }

@@ -5,6 +5,7 @@
 //! durable. The port opens when all have.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
+use std::rc::Rc;
 
 use super::append::Nonces;
 use super::commit::CommitQueue;
@@ -160,7 +161,7 @@ impl<B: IoBuf> Shard<B> {
             };
             let timer = self.state.deadlines.insert(expires, Event::LeaseExpires(key));
             if let Some(lease) = self.state.cursor_mut(key).and_then(|c| c.lease.as_mut()) {
-                lease.timer = Some(timer);
+                Rc::make_mut(lease).timer = Some(timer);
             }
         }
     }

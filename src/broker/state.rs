@@ -488,8 +488,8 @@ impl State {
         cursor.attempt_offset = body.attempt_offset;
         cursor.attempt_count = body.attempt_count;
         cursor.retry_count = body.retry_count;
-        cursor.lease = body.lease.map(|record| Box::new(revived(record, now)));
-        cursor.released = body.released.map(Box::new);
+        cursor.lease = body.lease.map(|record| Rc::new(revived(record, now)));
+        cursor.released = body.released.map(Rc::new);
         cursor.segment = Some(at);
         self.put_cursor(key, cursor);
         if let Some(released) = body.released {

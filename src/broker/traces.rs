@@ -191,7 +191,7 @@ pub(super) struct TraceRecord {
 }
 
 impl TraceRecord {
-    fn encode(&self) -> Vec<u8> {
+    fn encode(&self) -> records::Body {
         let trace = &self.trace;
         let mut w = Writer::default()
             .id(&self.id)

@@ -27,7 +27,7 @@ pub struct TransactionRecord<'a> {
 }
 
 impl<'a> TransactionRecord<'a> {
-    pub fn encode(&self) -> Vec<u8> {
+    pub fn encode(&self) -> records::Body {
         let mut w = Writer::default().id(&self.id.0).u32(self.shards.len() as u32);
         for shard in &self.shards {
             w = w.u32(shard.0.into());
@@ -48,7 +48,7 @@ impl<'a> TransactionRecord<'a> {
     }
 }
 
-pub fn encode_end(id: TransactionId, committed: bool) -> Vec<u8> {
+pub fn encode_end(id: TransactionId, committed: bool) -> records::Body {
     Writer::default().id(&id.0).u8(committed.into()).0
 }
 
@@ -98,7 +98,7 @@ pub fn effects(bytes: &[u8]) -> impl Iterator<Item = Result<EffectRecord<'_>, Ma
     })
 }
 
-pub fn encode_place(stored: &BatchRef) -> Vec<u8> {
+pub fn encode_place(stored: &BatchRef) -> records::Body {
     Writer::default().u64(stored.at.to_bits()).u32(stored.bytes).0
 }
 

@@ -182,7 +182,7 @@ pub struct Arrival {
 pub struct PeerAcks {
     text: String,
     /// In order of appearance.
-    pub targets: Vec<AckTarget>,
+    pub targets: SmallVec<[AckTarget; 1]>,
     /// Their places, once there are many.
     known: Option<HashMap<AckTarget, usize, ahash::RandomState>>,
     /// In request order.
@@ -227,7 +227,7 @@ impl PeerAcks {
     pub fn with_capacity(items: usize) -> Self {
         Self {
             text: String::with_capacity(items * 40),
-            targets: Vec::with_capacity(1),
+            targets: SmallVec::new(),
             known: None,
             items: Vec::with_capacity(items),
         }

@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use smallvec::SmallVec;
+
 pub use super::opener::Opener;
 pub use super::pop_frames::{Piece, encode_frames, fits_frames};
 
@@ -170,7 +172,7 @@ fn write_reply<B: IoBuf>(
         json::write_integer(out, claim.partition_id.0);
     }
     out.extend_from_slice(b"\",\"leaseId\":\"");
-    out.extend_from_slice(lease.as_bytes());
+    out.extend_from_slice(&lease);
     out.extend_from_slice(b"\",\"consumerGroup\":");
     json::write_string(out, &reply.group);
     out.extend_from_slice(b",\"messages\":[");
@@ -188,8 +190,8 @@ fn write_reply<B: IoBuf>(
     Ok(())
 }
 
-fn lease_text<B>(reply: &PopReply<B>) -> String {
-    reply.lease_id.map_or_else(String::new, |id| uuid::to_string(&id.0))
+fn lease_text<B>(reply: &PopReply<B>) -> SmallVec<[u8; 36]> {
+    reply.lease_id.map_or_else(SmallVec::new, |id| uuid::to_text(&id.0).into())
 }
 
 /// What both forms of the answer say of the pop itself.
@@ -222,30 +224,32 @@ struct MessageWriter<'c, B> {
     /// From the end of `createdAt` to the offset.
     middle: Vec<u8>,
     /// What follows the offset.
-    end: Vec<u8>,
+    end: Cow<'static, [u8]>,
     created_at: Vec<u8>,
 }
 
 impl<'c, B: IoBuf> MessageWriter<'c, B> {
-    fn new(reply: &PopReply<B>, claim: &'c Claim<B>, lease: &str, discovery: bool) -> Self {
+    fn new(reply: &PopReply<B>, claim: &'c Claim<B>, lease: &[u8], discovery: bool) -> Self {
         let mut middle = Vec::with_capacity(192);
         middle.extend_from_slice(b"\",\"partitionId\":\"");
         json::write_integer(&mut middle, claim.partition_id.0);
         middle.extend_from_slice(b"\",\"partition\":");
         json::write_string(&mut middle, &claim.partition);
         middle.extend_from_slice(b",\"leaseId\":\"");
-        middle.extend_from_slice(lease.as_bytes());
+        middle.extend_from_slice(lease);
         middle.extend_from_slice(b"\",\"consumerGroup\":");
         json::write_string(&mut middle, &reply.group);
         middle.extend_from_slice(b",\"deliveryAttempt\":");
         json::write_integer(&mut middle, claim.attempt);
         middle.extend_from_slice(b",\"offset\":");
-        let mut end = Vec::new();
+        let mut end = Cow::Borrowed(&b"}"[..]);
         if discovery {
+            let end = end.to_mut();
+            end.clear();
             end.extend_from_slice(b",\"queue\":");
-            json::write_string(&mut end, &claim.queue);
+            json::write_string(end, &claim.queue);
+            end.push(b'}');
         }
-        end.push(b'}');
         Self { claim, middle, end, created_at: Vec::with_capacity(24) }
     }
 
