@@ -52,8 +52,9 @@ and `jobs` also that each message came exactly once and in order.
 JSON documents of 256 bytes, 200 partitions; first pushes for {seconds} s, then pops and acks all
 of it. Brokers take turns, {repeats} times; each run has a fresh server on a fresh directory of the
 same disk. A figure is the median, in brackets the least and the most; a ratio is that of LaneMQ's
-median to the other's, above 1 where LaneMQ's is larger. LaneMQ runs twice: with JSON, and with
-frames compressed by the client, answered by counts.
+median to the other's, above 1 where LaneMQ's is larger. LaneMQ runs three times: with JSON, with
+frames compressed by the client, answered by counts (`framed`), and with JSON on one shard (`one`),
+which is one thread as Redis is.
 
 What is not alike: LaneMQ and `redis always` sync before they answer a push, the others do not: a
 crash of the machine loses what they answered last. LaneMQ syncs leases and acks too, which Redis
@@ -228,7 +229,7 @@ def compare(runs, _syscalls):
         what = {"push": "push", "pop": "pop to ack", "txn": "transaction"}[workload]
         rows = []
         for name, of_row in subjects.items():
-            ours = [n for n in ("lanemq", "lanemq-framed") if n in subjects and n != name]
+            ours = [n for n in ("lanemq", "lanemq-framed", "lanemq-one") if n in subjects and n != name]
             against = lambda values: " / ".join(ratio(values[n], values[name]) for n in ours)
             is_peer = not name.startswith("lanemq")
             rows.append(
@@ -246,7 +247,7 @@ def compare(runs, _syscalls):
             )
         kind = {"push": "Push", "pop": "Pop and ack", "txn": "Transactions"}[workload]
         title = kind if workload == "txn" else f"{kind}, batch {batch}"
-        forms = "" if workload == "txn" else ": JSON / framed"
+        forms = "" if workload == "txn" else ": JSON / framed / JSON on one shard"
         head = [
             "",
             "transactions/s" if workload == "txn" else "msg/s",

@@ -112,7 +112,7 @@ make_cluster() {
 
 # Prints the subjects that can run here.
 subjects() {
-    printf '%s\n' lanemq lanemq-framed
+    printf '%s\n' lanemq lanemq-framed lanemq-one
     [[ -z $POSTGRES ]] || printf 'postgres\n'
     ! command -v redis-server >/dev/null || printf '%s\n' redis-always redis-everysec
     command -v nats-server >/dev/null || return 0
@@ -172,7 +172,10 @@ run() {
     port=$(free_port)
     case $subject in
     lanemq*)
-        start_broker "$port"
+        # Redis is one thread.
+        local shards=${LANEMQ_SHARDS:-2}
+        [[ $subject != lanemq-one ]] || shards=1
+        LANEMQ_SHARDS=$shards start_broker "$port"
         pid=$BROKER_PID
         load=(--peer lanemq)
         [[ $subject != *framed ]] || load+=(--form framed --counts)
