@@ -5,6 +5,7 @@
 //! keep their order. Unbounded: the core sends requests only against credits of its own, so a
 //! mesh that waited could deadlock and one that does not cannot grow.
 
+use std::cell::RefCell;
 use std::future::poll_fn;
 use std::net::TcpStream;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -59,6 +60,17 @@ impl Inbox {
         }
     }
 
+    /// As many at once: one lock and at most one wake-up. Leaves `messages` empty.
+    fn send_all(&self, messages: &mut Vec<Message>) {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        state.waiting.append(messages);
+        let reader = state.reader.take();
+        drop(state);
+        if let Some(reader) = reader {
+            reader.wake();
+        }
+    }
+
     /// Swaps everything that waits into the empty `batch`; resolves once there is something.
     /// One task reads an inbox.
     pub async fn receive(&self, batch: &mut Vec<Message>) {
@@ -102,15 +114,42 @@ impl Mesh {
         &self.inboxes[executor]
     }
 
-    /// Also to a shard of the same executor: it is delivered in a later step, never inside the
-    /// step that sent it.
-    pub fn send(&self, from: ShardId, to: ShardId, msg: PeerMsg) {
-        self.inbox(self.executor_of(to)).send(Message::Peer { from, to, msg });
-    }
-
     /// The same order to every executor.
     pub fn tell_all(&self, order: impl Fn() -> Message) {
         self.inboxes.iter().for_each(|inbox| inbox.send(order()));
+    }
+}
+
+/// What the shards of one executor have to say to others, gathered until [`Outgoing::flush`].
+///
+/// Sent one by one, the first message of a turn wakes its receiver, which begins a commit for it
+/// alone while the others are still being written; together they are one wake-up and one commit.
+pub struct Outgoing {
+    mesh: Mesh,
+    /// By receiving executor.
+    waiting: RefCell<Vec<Vec<Message>>>,
+}
+
+impl Outgoing {
+    pub fn new(mesh: Mesh) -> Self {
+        let waiting = RefCell::new((0..mesh.executors()).map(|_| Vec::new()).collect());
+        Self { mesh, waiting }
+    }
+
+    /// Also to a shard of the same executor: it is delivered in a later step, never inside the
+    /// step that sent it.
+    pub fn send(&self, from: ShardId, to: ShardId, msg: PeerMsg) {
+        let executor = self.mesh.executor_of(to);
+        self.waiting.borrow_mut()[executor].push(Message::Peer { from, to, msg });
+    }
+
+    /// To be called soon after each step of a shard, best once for all that are at hand together.
+    pub fn flush(&self) {
+        for (executor, messages) in self.waiting.borrow_mut().iter_mut().enumerate() {
+            if !messages.is_empty() {
+                self.mesh.inbox(executor).send_all(messages);
+            }
+        }
     }
 }
 
@@ -126,6 +165,27 @@ mod tests {
         let mesh = Mesh::new(3);
         let places: Vec<_> = (0..7).map(|s| mesh.executor_of(ShardId(s))).collect();
         assert_eq!(places, [0, 1, 2, 0, 1, 2, 0]);
+    }
+
+    #[test]
+    fn what_is_gathered_leaves_together_and_in_order() {
+        let mesh = Mesh::new(2);
+        let outgoing = Outgoing::new(mesh.clone());
+        let senders = |executor: usize| -> Vec<u16> {
+            let state = mesh.inbox(executor).state.lock().unwrap();
+            let from = |message: &Message| match message {
+                Message::Peer { from, .. } => from.0,
+                other => panic!("{other:?}"),
+            };
+            state.waiting.iter().map(from).collect()
+        };
+        for (from, to) in [(4, 1), (2, 3), (6, 0), (8, 1)] {
+            outgoing.send(ShardId(from), ShardId(to), PeerMsg::CatalogSynced);
+        }
+        assert!(senders(0).is_empty() && senders(1).is_empty());
+        outgoing.flush();
+        outgoing.flush();
+        assert_eq!((senders(0), senders(1)), (vec![6], vec![4, 2, 8]));
     }
 
     #[test]

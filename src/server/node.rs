@@ -14,7 +14,7 @@ use super::conn;
 use super::control::{Control, Gauges};
 use super::executor;
 use super::gate::InboxGate;
-use super::mesh::{Inbox, Message};
+use super::mesh::{Inbox, Message, Outgoing};
 use super::meters::Kind;
 use super::observe::About;
 use super::shard::{ShardHandle, Surroundings};
@@ -121,12 +121,18 @@ async fn open(part: Part) -> Result<Node, String> {
     let sockets = Sockets::new(part.around.clock.clone())
         .map_err(|error| format!("an epoll set cannot be made: {error}"))?;
     let gate = Rc::<InboxGate>::default();
+    let outgoing = Rc::new(Outgoing::new(part.around.mesh.clone()));
     let begun_us = part.around.clock.now().mono_us;
     let mut shards = Vec::with_capacity(part.shards.len());
     for (config, folder) in part.shards {
         let id = config.shard;
-        let (shard, report) =
-            ShardHandle::open(config, &folder, part.around.clone(), gate.clone())?;
+        let (shard, report) = ShardHandle::open(
+            config,
+            &folder,
+            part.around.clone(),
+            gate.clone(),
+            outgoing.clone(),
+        )?;
         for notice in &report.notices {
             tracing::warn!(shard = id.0, "{notice}");
         }

@@ -25,7 +25,7 @@ use super::disk::Disk;
 use super::dma::DmaBuf;
 use super::fs_storage::FsStorage;
 use super::gate::InboxGate;
-use super::mesh::Mesh;
+use super::mesh::{Mesh, Outgoing};
 use super::pace::Pace;
 use super::replies::{Filled, Look, Replies};
 use super::unpark;
@@ -56,6 +56,7 @@ pub struct ShardHandle {
     flusher: Flusher,
     pace: RefCell<Pace>,
     gate: Rc<InboxGate>,
+    outgoing: Rc<Outgoing>,
     /// The pump is at work further up the stack; it will find what this step asked for.
     pumping: Cell<bool>,
     /// An emptied list, kept for its memory.
@@ -96,6 +97,7 @@ impl ShardHandle {
         folder: &Path,
         around: Surroundings,
         gate: Rc<InboxGate>,
+        outgoing: Rc<Outgoing>,
     ) -> Result<(Rc<Self>, OpenReport), String> {
         let id = config.shard;
         let now = around.clock.now();
@@ -113,6 +115,7 @@ impl ShardHandle {
             flusher: Flusher::default(),
             pace: RefCell::default(),
             gate,
+            outgoing,
             pumping: Cell::new(false),
             spare: RefCell::default(),
             watcher: RefCell::default(),
@@ -184,8 +187,12 @@ impl ShardHandle {
             if !flusher.task.borrow().as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
                 *flusher.task.borrow_mut() = Some(cx.waker().clone());
             }
-            if flusher.wanted.replace(false) && !self.gathers() {
-                self.call("flush", |shard, now, fx| shard.flush(now, fx));
+            if flusher.wanted.replace(false) {
+                // Ahead of the log: what others do for these requests takes longer.
+                self.outgoing.flush();
+                if !self.gathers() {
+                    self.call("flush", |shard, now, fx| shard.flush(now, fx));
+                }
             }
             Poll::<()>::Pending
         })
@@ -311,7 +318,7 @@ impl ShardHandle {
     fn perform(self: &Rc<Self>, effect: Effect<DmaBuf>) {
         match effect {
             Effect::Io(io) => self.begin_io(io),
-            Effect::Send { to, msg } => self.around.mesh.send(self.id, to, msg),
+            Effect::Send { to, msg } => self.outgoing.send(self.id, to, msg),
             Effect::Reply { token, reply } => {
                 let filled = self.replies.borrow_mut().fill(token, reply);
                 if let Filled::Unwanted(reply) = filled {
@@ -328,6 +335,8 @@ impl ShardHandle {
             let done = shard.disk.perform(io).await;
             let committing = shard.is_committing();
             shard.call("complete", |core, now, fx| core.complete(now, done, fx));
+            // At once: clients of other executors wait for it.
+            shard.outgoing.flush();
             if committing && !shard.is_committing() {
                 // Ahead of the flush: what the messages bring goes out with it.
                 shard.gate.open();
