@@ -468,6 +468,7 @@ impl<B: IoBuf> Shard<B> {
         self.undurable_bytes += stored.bytes as usize;
         let visible = Deferred::Visible { slot, to: stored.end(), bytes: stored.bytes };
         self.commit.push(self.log.appended(), visible);
+        self.undurable_batches += 1;
     }
 
     /// One record: head, frames, id table. The table stays in `scratch`.

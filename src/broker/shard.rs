@@ -188,6 +188,8 @@ pub struct Shard<B: IoBuf> {
     pub(super) retention_queue: u32,
     /// Bytes of batches appended and not yet durable, for admission.
     pub(super) undurable_bytes: usize,
+    /// Those batches: they wait for the log, but nobody's answer is among them.
+    pub(super) undurable_batches: usize,
 }
 
 impl<B: IoBuf> Shard<B> {
@@ -348,7 +350,7 @@ impl<B: IoBuf> Shard<B> {
 
     /// What waits for the log's next writes: answers, also to other shards.
     pub fn waiting(&self) -> usize {
-        self.commit.len()
+        self.commit.len() - self.undurable_batches
     }
 
     /// The position up to which effects may be shown.
@@ -365,6 +367,7 @@ impl<B: IoBuf> Shard<B> {
             Deferred::Send { to, msg } => self.send(to, msg, fx),
             Deferred::Visible { slot, to, bytes } => {
                 self.undurable_bytes -= bytes as usize;
+                self.undurable_batches -= 1;
                 self.visible(now, slot, to, fx);
             }
             Deferred::ChangeDurable(id) => self.change_durable(now, id, fx),
@@ -381,6 +384,7 @@ impl<B: IoBuf> Shard<B> {
             "the disk failed under this write; whether it was stored is not known",
         );
         let waiting: Vec<Deferred<B>> = self.commit.take_all().collect();
+        self.undurable_batches = 0;
         for deferred in waiting {
             match deferred {
                 Deferred::Reply { token, .. } => fx.reply(token, Reply::Refused(refusal.clone())),

@@ -146,6 +146,7 @@ impl<B: IoBuf> Shard<B> {
             history: History::new(now),
             retention_queue: 0,
             undurable_bytes: 0,
+            undurable_batches: 0,
             scratch: None,
         }
     }

@@ -242,14 +242,14 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
         middle.extend_from_slice(b",\"deliveryAttempt\":");
         json::write_integer(&mut middle, claim.attempt);
         middle.extend_from_slice(b",\"offset\":");
-        let mut end = Cow::Borrowed(&b"}"[..]);
-        if discovery {
-            let end = end.to_mut();
-            end.clear();
-            end.extend_from_slice(b",\"queue\":");
-            json::write_string(end, &claim.queue);
+        let end = if discovery {
+            let mut end = b",\"queue\":".to_vec();
+            json::write_string(&mut end, &claim.queue);
             end.push(b'}');
-        }
+            Cow::Owned(end)
+        } else {
+            Cow::Borrowed(&b"}"[..])
+        };
         Self { claim, middle, end, created_at: Vec::with_capacity(24) }
     }
 

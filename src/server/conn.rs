@@ -387,7 +387,7 @@ impl Conn {
     }
 
     /// Messages for a client that has gone while its pop was parked: the kernel would take the
-    /// answer and nobody would read it. One more call, for answers of parked pops only.
+    /// answer and nobody would read it.
     fn took_claims_too_late(&self, state: &State) -> bool {
         matches!(state, State::Done(answer) if answer.claimed.is_some())
             && (self.peer_done || self.socket.has_left())

@@ -51,7 +51,10 @@ impl Pace {
     /// A commit has begun, and so many answers wait for it.
     pub fn begun(&mut self, now: Now, waiting: usize) {
         self.begun_us = now.mono_us;
-        let vain = waiting.saturating_sub(self.left) * 2 < self.released;
+        let came = waiting.saturating_sub(self.left);
+        // One of two is not enough: a client that comes back each time must not wait for another
+        // that never does.
+        let vain = came * 3 < self.released * 2;
         if matches!(self.wait, Wait::Until(_)) && vain {
             self.skip = self.next_skip.max(SKIP_MIN);
             self.next_skip = (self.skip * 2).min(SKIP_MAX);
@@ -122,6 +125,18 @@ mod tests {
             assert!(!pace.holds(at(end + 50), 1));
             assert_eq!(pace.deadline(), None);
         }
+    }
+
+    #[test]
+    fn a_client_does_not_wait_for_one_that_is_slow() {
+        let mut pace = Pace::default();
+        let mut waits = 0;
+        for n in 1..=1_000 {
+            pace.ended(at(n * 1_000), 2, 0);
+            waits += u32::from(pace.holds(at(n * 1_000), 1));
+            pace.begun(at(n * 1_000 + 600), 1);
+        }
+        assert!((5..=12).contains(&waits), "{waits}");
     }
 
     #[test]
