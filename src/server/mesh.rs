@@ -50,20 +50,18 @@ struct State {
 
 impl Inbox {
     pub fn send(&self, message: Message) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.waiting.push(message);
-        // The reader leaves its waker when it finds nothing: one wake-up until it comes again.
-        let reader = state.reader.take();
-        drop(state);
-        if let Some(reader) = reader {
-            reader.wake();
-        }
+        self.add(|waiting| waiting.push(message));
     }
 
     /// As many at once: one lock and at most one wake-up. Leaves `messages` empty.
     fn send_all(&self, messages: &mut Vec<Message>) {
+        self.add(|waiting| waiting.append(messages));
+    }
+
+    fn add(&self, add: impl FnOnce(&mut Vec<Message>)) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        state.waiting.append(messages);
+        add(&mut state.waiting);
+        // The reader leaves its waker when it finds nothing: one wake-up until it comes again.
         let reader = state.reader.take();
         drop(state);
         if let Some(reader) = reader {
