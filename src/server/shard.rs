@@ -29,6 +29,7 @@ use super::mesh::{Mesh, Outgoing};
 use super::pace::Pace;
 use super::replies::{Filled, Look, Replies};
 use super::unpark;
+use super::watch::WakerCell;
 use crate::base::ids::{ShardId, Token};
 use crate::base::time::Now;
 use crate::broker::effect::{Effect, Effects};
@@ -78,7 +79,7 @@ struct Core {
 #[derive(Default)]
 struct Flusher {
     wanted: Cell<bool>,
-    task: RefCell<Option<Waker>>,
+    task: WakerCell,
 }
 
 #[derive(Default)]
@@ -87,7 +88,7 @@ struct TimerCell {
     wanted: Cell<Option<u64>>,
     /// When the timer task will look again.
     armed: Cell<Option<u64>>,
-    task: RefCell<Option<Waker>>,
+    task: WakerCell,
 }
 
 impl ShardHandle {
@@ -184,9 +185,7 @@ impl ShardHandle {
     pub async fn keep_flushing(self: Rc<Self>) {
         poll_fn(|cx| {
             let flusher = &self.flusher;
-            if !flusher.task.borrow().as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
-                *flusher.task.borrow_mut() = Some(cx.waker().clone());
-            }
+            flusher.task.set(cx.waker());
             if flusher.wanted.replace(false) {
                 // Ahead of the log: what others do for these requests takes longer.
                 self.outgoing.flush();
@@ -216,9 +215,7 @@ impl ShardHandle {
 
     fn poll_time(self: &Rc<Self>, cx: &mut Context<'_>, timer: &mut Option<Timer>) -> Poll<()> {
         let cell = &self.timer;
-        if !cell.task.borrow().as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
-            *cell.task.borrow_mut() = Some(cx.waker().clone());
-        }
+        cell.task.set(cx.waker());
         cell.armed.set(None);
         *timer = None;
         let Some(wanted) = cell.wanted.get() else { return Poll::Pending };
@@ -264,10 +261,8 @@ impl ShardHandle {
     }
 
     fn want_flush(&self) {
-        if !self.flusher.wanted.replace(true)
-            && let Some(task) = &*self.flusher.task.borrow()
-        {
-            task.wake_by_ref();
+        if !self.flusher.wanted.replace(true) {
+            self.flusher.task.wake();
         }
     }
 
@@ -388,8 +383,8 @@ impl TimerCell {
             // A timer that is no longer needed fires once for nothing.
             (None, _) => false,
         };
-        if earlier && let Some(task) = &*self.task.borrow() {
-            task.wake_by_ref();
+        if earlier {
+            self.task.wake();
         }
     }
 }

@@ -14,7 +14,7 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Poll, Waker};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_lite::AsyncRead;
@@ -25,6 +25,7 @@ use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
 
 use super::clock::Clock;
 use super::sys;
+use super::watch::WakerCell;
 
 /// Sockets with news that one look returns.
 const EVENTS_MAX: usize = 256;
@@ -56,7 +57,7 @@ struct News {
     writable: Cell<bool>,
     /// The peer has sent its end, or the connection has failed: reading will say which.
     ended: Cell<bool>,
-    waker: RefCell<Option<Waker>>,
+    waker: WakerCell,
 }
 
 impl Sockets {
@@ -79,7 +80,7 @@ impl Sockets {
             readable: Cell::new(false),
             writable: Cell::new(true),
             ended: Cell::new(false),
-            waker: RefCell::default(),
+            waker: WakerCell::default(),
         });
         let index = {
             let slots = &mut *self.slots.borrow_mut();
@@ -160,15 +161,8 @@ impl News {
         if (failed || flags.contains(EventFlags::OUT)) && !self.writable.replace(true) {
             wakes = true;
         }
-        if wakes && let Some(waker) = &*self.waker.borrow() {
-            waker.wake_by_ref();
-        }
-    }
-
-    fn set_waker(&self, waker: &Waker) {
-        let mut known = self.waker.borrow_mut();
-        if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            *known = Some(waker.clone());
+        if wakes {
+            self.waker.wake();
         }
     }
 }
@@ -201,7 +195,7 @@ impl Socket {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        self.news.set_waker(cx.waker());
+        self.news.waker.set(cx.waker());
         Poll::Pending
     }
 
@@ -221,7 +215,7 @@ impl Socket {
                 Err(error) => return Poll::Ready(Err(error)),
             }
         }
-        self.news.set_waker(cx.waker());
+        self.news.waker.set(cx.waker());
         Poll::Pending
     }
 

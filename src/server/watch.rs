@@ -7,6 +7,25 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::task::Waker;
 
+/// Whom to wake when something changes. Setting the same one again costs no clone.
+#[derive(Default)]
+pub struct WakerCell(RefCell<Option<Waker>>);
+
+impl WakerCell {
+    pub fn set(&self, waker: &Waker) {
+        let mut known = self.0.borrow_mut();
+        if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
+            *known = Some(waker.clone());
+        }
+    }
+
+    pub fn wake(&self) {
+        if let Some(waker) = &*self.0.borrow() {
+            waker.wake_by_ref();
+        }
+    }
+}
+
 /// What the sweep and one connection know of each other.
 #[derive(Default)]
 pub struct Watch {
@@ -17,7 +36,7 @@ pub struct Watch {
     busy: Cell<bool>,
     /// A whole round passed without anything: memory may go.
     quiet: Cell<bool>,
-    waker: RefCell<Option<Waker>>,
+    waker: WakerCell,
 }
 
 impl Watch {
@@ -45,16 +64,11 @@ impl Watch {
 
     /// Whom to wake when something above changes.
     pub fn set_waker(&self, waker: &Waker) {
-        let mut known = self.waker.borrow_mut();
-        if !known.as_ref().is_some_and(|known| known.will_wake(waker)) {
-            *known = Some(waker.clone());
-        }
+        self.waker.set(waker);
     }
 
     fn wake(&self) {
-        if let Some(waker) = &*self.waker.borrow() {
-            waker.wake_by_ref();
-        }
+        self.waker.wake();
     }
 
     fn look(&self, mono_us: u64) {
