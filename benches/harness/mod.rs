@@ -74,6 +74,12 @@ impl Harness {
         reply.expect("the loop ends with a reply")
     }
 
+    /// Hands a reply back for its memory.
+    #[allow(dead_code, reason = "not all who use this count allocations")]
+    pub fn spent(&mut self, reply: Reply<HeapBuf>) {
+        self.shard.spent(reply);
+    }
+
     /// Lets time pass, with every tick that the shard asks for.
     #[allow(dead_code, reason = "not all who use this wait")]
     pub fn pass(&mut self, us: u64) {

@@ -35,6 +35,10 @@ pub const RECV_RETAIN_MAX: usize = 256 << 10;
 /// A scratch buffer over this goes away with its use instead of serving the next one.
 pub const SCRATCH_RETAIN_MAX: usize = 1 << 20;
 
+/// Memory kept of one kind of thing that requests fill and leave, and of one such thing.
+pub const SPARE_BYTES_MAX: usize = 1 << 20;
+pub const SPARE_PIECE_MAX: usize = SPARE_BYTES_MAX / 16;
+
 /// Default tenant of the name budget: its 36 bytes are counted though we keep no tenants, so
 /// that a name legal here is legal on every broker of this wire.
 pub const TENANT_NAME_BYTES: usize = 36;

@@ -11,5 +11,6 @@ pub mod ids;
 pub mod limits;
 pub mod mutant;
 pub mod prng;
+pub mod spare;
 pub mod time;
 pub mod uuid;

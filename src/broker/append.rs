@@ -389,6 +389,7 @@ impl<B: IoBuf> Shard<B> {
             && scratch.items.iter().any(|item| matches!(item.fate, Fate::Original { .. }));
         let PeerPush { from, task, part, batch } = push;
         let result = self.store_pieces(now, queue, slot, &batch, scratch);
+        self.spares.put_batch(batch);
         let failed = result.is_err();
         let msg = PeerMsg::Pushed { task, part, result };
         if early || failed {
@@ -407,7 +408,8 @@ impl<B: IoBuf> Shard<B> {
         scratch: &mut Scratch,
     ) -> Result<Vec<PushResult>, Refusal> {
         let items = std::mem::take(&mut scratch.items);
-        let mut results: Vec<PushResult> = Vec::with_capacity(items.len());
+        let mut results = self.spares.push_results.take();
+        results.reserve(items.len());
         for (piece, of_piece) in batch.pieces.iter().zip(items.chunk_by(|a, b| a.piece == b.piece))
         {
             let stored = of_piece.iter().filter(|item| item.fate == Fate::Store).count();

@@ -36,6 +36,7 @@ mod segments;
 mod settle;
 pub mod shard;
 mod share;
+mod spares;
 mod start;
 mod state;
 mod survey;

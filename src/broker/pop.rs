@@ -120,7 +120,7 @@ impl<B: IoBuf> Shard<B> {
             refusal: None,
         };
         self.history.total.pop_requests += 1;
-        self.tasks.insert(task, Task::Pop(Box::new(pop)));
+        self.tasks.insert(task, Task::Pop(pop));
         self.pops.insert(token, task);
         self.pop_begin(now, task, fx);
     }
@@ -414,7 +414,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Takes the pop out of every line and table.
-    fn pop_remove(&mut self, task: TaskId, fx: &mut Effects<B>) -> Option<Box<PopTask<B>>> {
+    fn pop_remove(&mut self, task: TaskId, fx: &mut Effects<B>) -> Option<PopTask<B>> {
         let Some(Task::Pop(pop)) = self.tasks.remove(&task) else { return None };
         self.pops.remove(&pop.token);
         self.clear_timer(pop.timer);

@@ -16,6 +16,7 @@ use super::task::Task;
 use crate::base::buf::IoBuf;
 use crate::base::hash::partition_hash;
 use crate::base::ids::{MessageId, ShardId, Token};
+use crate::base::spare::Spare;
 use crate::base::time::Now;
 use crate::base::uuid;
 use crate::model::command::{FrameGroup, PushItem};
@@ -31,7 +32,7 @@ const RETRIES_MAX: u32 = 8;
 #[derive(Debug)]
 pub(super) struct PushTask {
     token: Token,
-    parts: Vec<PushPart>,
+    parts: SmallVec<[PushPart; 1]>,
     /// Items of the request.
     items: usize,
     /// One for each item, once there is a first answer.
@@ -56,20 +57,11 @@ pub(super) struct PushPart {
 }
 
 impl PushPart {
-    fn new(queue: &str, partition: &str) -> Self {
-        Self {
-            runs: SmallVec::new(),
-            stale: false,
-            retries: 0,
-            batch: Some(PushBatch {
-                queue: queue.to_owned(),
-                incarnation: 0,
-                partition: partition.to_owned(),
-                pieces: SmallVec::new(),
-                count: 0,
-                minted: Vec::new(),
-            }),
-        }
+    /// The batch comes empty.
+    fn new(mut batch: PushBatch, queue: &str, partition: &str) -> Self {
+        batch.queue.push_str(queue);
+        batch.partition.push_str(partition);
+        Self { runs: SmallVec::new(), stale: false, retries: 0, batch: Some(batch) }
     }
 
     /// Notes that the next `count` items of the batch are the request's from `index` on.
@@ -84,7 +76,9 @@ impl PushPart {
 /// The parts of a request, by partition in first-seen order.
 #[derive(Default)]
 pub(super) struct Parts<'a> {
-    pub parts: Vec<PushPart>,
+    pub parts: SmallVec<[PushPart; 1]>,
+    /// Batches to fill.
+    spare: Spare<PushBatch>,
     /// Made with the second partition: most requests name one.
     by_name: Option<HashMap<(&'a str, &'a str), usize, ahash::RandomState>>,
     last: Option<((&'a str, &'a str), usize)>,
@@ -127,7 +121,7 @@ impl<'a> Parts<'a> {
                 Entry::Vacant(place) => _ = place.insert(new),
             }
         }
-        self.parts.push(PushPart::new(name.0, name.1));
+        self.parts.push(PushPart::new(self.spare.take(), name.0, name.1));
         new
     }
 }
@@ -156,11 +150,13 @@ impl<B: IoBuf> Shard<B> {
         if !self.admits_push(token, fx) {
             return;
         }
-        let mut parts = Parts::default();
+        let mut parts =
+            Parts { spare: std::mem::take(&mut self.spares.batches), ..Parts::default() };
         let mut items = 0;
         for group in groups {
             items = parts.add_group(items, group);
         }
+        self.spares.batches = parts.spare;
         self.push_parts(token, parts.parts, items as usize, fx);
     }
 
@@ -177,7 +173,7 @@ impl<B: IoBuf> Shard<B> {
     fn push_parts(
         &mut self,
         token: Token,
-        parts: Vec<PushPart>,
+        parts: SmallVec<[PushPart; 1]>,
         items: usize,
         fx: &mut Effects<B>,
     ) {
@@ -193,14 +189,21 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Groups the items by partition and frames them, stamped with their producer.
-    fn split(&mut self, now: Now, items: &[PushItem<'_>], producer: Option<&str>) -> Vec<PushPart> {
+    fn split(
+        &mut self,
+        now: Now,
+        items: &[PushItem<'_>],
+        producer: Option<&str>,
+    ) -> SmallVec<[PushPart; 1]> {
         let producer = producer.map(str::as_bytes);
         let marks = Marks { producer, ..Marks::default() };
-        let mut parts = Parts::default();
+        let mut parts =
+            Parts { spare: std::mem::take(&mut self.spares.batches), ..Parts::default() };
         for (place, item) in items.iter().enumerate() {
             let bytes = || framed_bytes(items, place, producer);
             self.add_item(now, &mut parts, place, item, marks, bytes);
         }
+        self.spares.batches = parts.spare;
         parts.parts
     }
 
@@ -220,7 +223,8 @@ impl<B: IoBuf> Shard<B> {
         let index = batch.count as usize;
         batch.count += 1;
         if batch.pieces.is_empty() {
-            let frames = Vec::with_capacity(bytes());
+            let mut frames = self.spares.frames.take();
+            frames.reserve(bytes());
             batch.pieces = smallvec![PushPiece { frames, ..PushPiece::default() }];
         }
         let id = MessageId(uuid::mint_v7(now.wall_us, &mut self.prng));
@@ -245,7 +249,7 @@ impl<B: IoBuf> Shard<B> {
     fn send_parts(&mut self, task: TaskId, fx: &mut Effects<B>) {
         let shards = u64::from(self.config.shards);
         let Some(Task::Push(push)) = self.tasks.get_mut(&task) else { return };
-        let mut ready = Vec::new();
+        let mut ready: SmallVec<[(u32, u32, PushBatch); 1]> = SmallVec::new();
         let mut unknown: Option<String> = None;
         for (at, part) in push.parts.iter_mut().enumerate() {
             let Some(batch) = &mut part.batch else { continue };
@@ -337,6 +341,7 @@ impl<B: IoBuf> Shard<B> {
             Ok(results) if push.parts.len() == 1 => push.results = results,
             Ok(results) => {
                 if push.results.is_empty() {
+                    push.results = self.spares.push_results.take();
                     push.results.resize(push.items, UNKNOWN);
                 }
                 let mut rest = results.as_slice();
@@ -346,6 +351,7 @@ impl<B: IoBuf> Shard<B> {
                     push.results[from..from + run.len()].clone_from_slice(run);
                     rest = after;
                 }
+                self.spares.push_results.put(results);
             }
             Err(refusal) => push.refusal = Some(refusal),
         }

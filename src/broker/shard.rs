@@ -22,6 +22,7 @@ use super::partition::Slot;
 use super::pinned::Pinned;
 use super::records;
 use super::share::{Role, ShareJob};
+use super::spares::Spares;
 use super::start::Start;
 use super::state::State;
 use super::task::Task;
@@ -163,6 +164,7 @@ pub struct Shard<B: IoBuf> {
     pub(super) waiting_pushes: BTreeMap<u64, WaitingPush<B>>,
     /// Always there but inside the step that uses it.
     pub(super) scratch: Option<Box<Scratch>>,
+    pub(super) spares: Spares,
     pub(super) nonces: Nonces,
     /// Work in line behind transactions and pushes that read, and whose turn has come.
     pub(super) turns: Turns,
@@ -248,6 +250,11 @@ impl<B: IoBuf> Shard<B> {
     pub fn undelivered(&mut self, now: Now, reply: &PopReply<B>, fx: &mut Effects<B>) {
         self.give_back(&reply.group, reply.lease_id, &reply.claims, fx);
         self.settle(now, fx);
+    }
+
+    /// A reply that is out, for its memory. What is not handed back costs only speed.
+    pub fn spent(&mut self, reply: Reply<B>) {
+        self.spares.put_reply(reply);
     }
 
     /// To be called once [`Shard::next_deadline`] has passed.

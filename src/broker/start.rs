@@ -18,6 +18,7 @@ use super::pinned::Pinned;
 use super::queue::Queue;
 use super::records;
 use super::shard::{Counters, Deferred, Event, OpenRefused, OpenReport, Shard, ShardConfig};
+use super::spares::Spares;
 use super::state::State;
 use super::turns::Turns;
 use super::undecided::encode_end;
@@ -148,6 +149,7 @@ impl<B: IoBuf> Shard<B> {
             undurable_bytes: 0,
             undurable_batches: 0,
             scratch: None,
+            spares: Spares::default(),
         }
     }
 

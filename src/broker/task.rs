@@ -20,7 +20,7 @@ use crate::model::transaction::ShareFailure;
 #[derive(Debug)]
 pub(super) enum Task<B> {
     Push(PushTask),
-    Pop(Box<PopTask<B>>),
+    Pop(PopTask<B>),
     Ack(AckTask),
     Transaction(Box<TransactionTask>),
     Extend(ExtendTask),

@@ -102,7 +102,7 @@ pub enum CatalogChange {
 }
 
 /// The items of one push that go to one partition, framed.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PushBatch {
     pub queue: String,
     pub incarnation: u64,

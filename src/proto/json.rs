@@ -10,8 +10,9 @@ use std::marker::PhantomData;
 
 use serde::Deserialize;
 use serde::de::value::MapAccessDeserializer;
-use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
+use smallvec::SmallVec;
 
 use crate::base::{time, uuid};
 use crate::model::error::{ErrorCode, Refusal};
@@ -42,6 +43,38 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
             }
         }
         deserializer.deserialize_map(OnlyMaps(PhantomData)).map(Self)
+    }
+}
+
+/// A list that is mostly short: up to four allocate nothing, and many not often.
+pub type Items<T> = SmallVec<[T; 4]>;
+
+/// A JSON array of objects.
+pub struct Objects<T>(pub Items<T>);
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for Objects<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct OnlyLists<T>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>> Visitor<'de> for OnlyLists<T> {
+            type Value = Items<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Items<T>, A::Error> {
+                const STEP: usize = 8;
+                let mut items = Items::new();
+                while let Some(Object(item)) = list.next_element()? {
+                    if items.len() == items.capacity() {
+                        items.reserve_exact(items.len() * (STEP - 1));
+                    }
+                    items.push(item);
+                }
+                Ok(items)
+            }
+        }
+        deserializer.deserialize_seq(OnlyLists(PhantomData)).map(Self)
     }
 }
 

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::check_names;
-use super::json::{self, Object, Text};
+use super::json::{self, Items, Objects, Text};
 use crate::base::{limits, uuid};
 use crate::model::command::{DEFAULT_PARTITION, PushItem};
 use crate::model::error::{ErrorCode, Refusal};
@@ -18,15 +18,15 @@ use crate::model::frame;
 use crate::model::reply::PushResult;
 
 /// Reads a JSON push body.
-pub fn decode(body: &[u8]) -> Result<Vec<PushItem<'_>>, Refusal> {
+pub fn decode(body: &[u8]) -> Result<Items<PushItem<'_>>, Refusal> {
     let wire: WirePush<'_> = json::read_object(body)?;
-    wire.items.into_iter().map(|Object(item)| item.check()).collect()
+    wire.items.0.into_iter().map(WireItem::check).collect()
 }
 
 #[derive(Deserialize)]
 struct WirePush<'a> {
     #[serde(borrow)]
-    items: Vec<Object<WireItem<'a>>>,
+    items: Objects<WireItem<'a>>,
 }
 
 /// Trace ids and producer names of an item are among the keys that are not read: a plain push
@@ -184,7 +184,7 @@ mod tests {
         assert_eq!((&*b.queue, &*b.partition, b.payload), ("qé", "Default", &b"null"[..]));
         assert_eq!(b.transaction_id, None);
         assert_eq!((&*c.partition, &c.transaction_id), ("Default", &None));
-        assert_eq!(decode(b"{\"items\":[]}").unwrap(), []);
+        assert!(decode(b"{\"items\":[]}").unwrap().is_empty());
     }
 
     #[test]

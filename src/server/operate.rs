@@ -180,7 +180,10 @@ async fn push_items(
 ) -> Result<Answer, Refusal> {
     push::check_stamps(items.len(), producer)?;
     let labels = (!counts).then(|| push::labels(items));
-    show_push(&shard.handle(Command::Push { items, producer }).await, labels)
+    let reply = shard.handle(Command::Push { items, producer }).await;
+    let answer = show_push(&reply, labels);
+    shard.spent(reply);
+    answer
 }
 
 /// Without labels the answer holds counts only.
@@ -241,7 +244,9 @@ async fn push_frames(
     let groups = read_groups(node, &mut body).await?;
     let labels = (!form.wants_counts()).then(|| push_binary::Labels::of(&groups));
     let reply = shard.handle(Command::PushFrames(groups)).await;
-    show_push(&reply, labels.as_ref().map(|labels| labels.iter()))
+    let answer = show_push(&reply, labels.as_ref().map(|labels| labels.iter()));
+    shard.spent(reply);
+    answer
 }
 
 /// Inflates and checks all groups of a body.

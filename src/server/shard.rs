@@ -238,6 +238,11 @@ impl ShardHandle {
         self.step("cancel", |shard, now, fx| shard.cancel(now, token, fx));
     }
 
+    /// A reply that has been put to bytes, for its memory.
+    pub fn spent(&self, reply: Reply<DmaBuf>) {
+        self.core.borrow_mut().shard.spent(reply);
+    }
+
     fn undelivered(self: &Rc<Self>, reply: &PopReply<DmaBuf>) {
         self.step("undelivered", |shard, now, fx| shard.undelivered(now, reply, fx));
     }
