@@ -6,6 +6,7 @@
 use super::group::Group;
 use super::queue::Catalog;
 use crate::base::limits;
+use crate::model::peer::Name;
 use crate::model::reply::Autopilot;
 
 /// A batch should keep a consumer busy this part of a second.
@@ -34,7 +35,7 @@ impl Catalog {
     pub fn begin_pop(
         &mut self,
         asked: Asked,
-        queues: &[String],
+        queues: &[Name],
         group: &str,
     ) -> (Chosen, Option<(u32, u32)>) {
         let mut conflates = false;

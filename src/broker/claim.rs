@@ -24,7 +24,9 @@ use crate::log::ReadError;
 use crate::model::command::Subscription;
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame::{BATCH_HEAD_BYTES, BatchHead};
-use crate::model::peer::{Arrival, ClaimMode, ClaimSpec, GivenBack, PeerClaim, PeerMsg, TaskId};
+use crate::model::peer::{
+    Arrival, ClaimMode, ClaimSpec, GivenBack, Name, PeerClaim, PeerMsg, TaskId,
+};
 use crate::model::reply::Claim;
 use crate::model::traffic::Traffic;
 
@@ -33,8 +35,8 @@ use crate::model::traffic::Traffic;
 pub(super) struct ClaimJob<B> {
     to: ShardId,
     task: TaskId,
-    queue: String,
-    group: String,
+    queue: Name,
+    group: Name,
     spec: ClaimSpec,
     claims: Vec<Claiming<B>>,
     missing: usize,
@@ -72,21 +74,21 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         arrival: Arrival,
-        queue: &str,
-        group: &str,
+        queue: Name,
+        group: Name,
         spec: ClaimSpec,
         mode: ClaimMode,
         fx: &mut Effects<B>,
     ) {
         let arm = mode == ClaimMode::Parked { arm: true };
-        if !self.try_claim(now, arrival, queue, group, spec, &mode, fx) {
+        if !self.try_claim(now, arrival, &queue, &group, spec, &mode, fx) {
             self.counters.empty_claims += u64::from(matches!(mode, ClaimMode::Parked { .. }));
-            let msg = PeerMsg::Empty { task: arrival.task, queue: queue.to_owned() };
+            let msg = PeerMsg::Empty { task: arrival.task, queue: queue.clone() };
             // Emptiness is an effect of what others took: it waits for that to be durable.
             self.send_durable(ShardId(arrival.entry), msg);
         }
         if arm {
-            self.arm(now, queue, group, fx);
+            self.arm(now, &queue, &group, fx);
         }
     }
 
@@ -96,8 +98,8 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         arrival: Arrival,
-        queue: &str,
-        group: &str,
+        queue: &Name,
+        group: &Name,
         spec: ClaimSpec,
         mode: &ClaimMode,
         fx: &mut Effects<B>,
@@ -125,8 +127,8 @@ impl<B: IoBuf> Shard<B> {
         let mut job = ClaimJob {
             to: ShardId(arrival.entry),
             task: arrival.task,
-            queue: queue.to_owned(),
-            group: group.to_owned(),
+            queue: queue.clone(),
+            group: group.clone(),
             spec,
             claims: Vec::new(),
             missing: 0,
@@ -508,7 +510,7 @@ impl<B: IoBuf> Shard<B> {
             });
             return self.send_claims(
                 now,
-                &job.queue,
+                job.queue,
                 job.group,
                 lease_id,
                 job.to,
@@ -524,7 +526,7 @@ impl<B: IoBuf> Shard<B> {
             .claims
             .into_iter()
             .map(|c| Claim {
-                queue: queue.clone(),
+                queue: self.spares.texts.text(&queue),
                 partition: c.partition,
                 partition_id: c.id,
                 since: c.since,
@@ -535,7 +537,7 @@ impl<B: IoBuf> Shard<B> {
                 batches: c.bodies.into_iter().flatten().map(without_id_table).collect(),
             })
             .collect();
-        self.send_claims(now, &queue, job.group, lease_id, job.to, job.task, Ok(claims), fx);
+        self.send_claims(now, queue, job.group, lease_id, job.to, job.task, Ok(claims), fx);
     }
 
     /// Counts a claim's messages, and how long each had waited since its push.
@@ -575,8 +577,8 @@ impl<B: IoBuf> Shard<B> {
     fn send_claims(
         &mut self,
         now: Now,
-        queue: &str,
-        group: String,
+        queue: Name,
+        group: Name,
         lease_id: Option<LeaseId>,
         to: ShardId,
         task: TaskId,
@@ -588,7 +590,7 @@ impl<B: IoBuf> Shard<B> {
             return self.claimed(now, task, &group, lease_id, claims, fx);
         }
         let claims = claims.map(|claims| claims.iter().map(to_peer).collect());
-        let msg = PeerMsg::Claimed { task, queue: queue.to_owned(), group, lease_id, claims };
+        let msg = PeerMsg::Claimed { task, queue, group, lease_id, claims };
         fx.send(to, msg);
     }
 
@@ -597,8 +599,8 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn given_back(
         &mut self,
         now: Now,
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         lease_id: Option<LeaseId>,
         claims: Vec<GivenBack>,
         fx: &mut Effects<B>,

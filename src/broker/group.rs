@@ -15,7 +15,7 @@ use super::records::{CursorRecord, DeadLetterRecord, LeaseRecord, ReleasedRecord
 use crate::base::ids::{LogPosition, Offset, SegmentId};
 use crate::base::time::{Deadline, Now};
 use crate::model::options::QueueOptions;
-use crate::model::peer::{GroupStart, Registration};
+use crate::model::peer::{GroupStart, Name, Registration};
 
 /// Names one cursor of a shard. Queue and group slots are not reused in a run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -190,7 +190,7 @@ pub fn no_cursors() -> Cursors {
 /// One group of one queue on one shard.
 #[derive(Debug)]
 pub struct Group {
-    pub name: Rc<str>,
+    pub name: Name,
     /// Start rule for partitions without a cursor. `None`: only pinned pops so far, so only
     /// partitions with a cursor are its business.
     pub start: Option<GroupStart>,

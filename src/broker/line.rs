@@ -10,13 +10,15 @@
 
 use std::collections::BTreeMap;
 
+use smallvec::SmallVec;
+
 use super::effect::Effects;
 use super::shard::Shard;
 use crate::base::buf::IoBuf;
 use crate::base::ids::ShardId;
 use crate::base::limits;
 use crate::base::time::{Deadline, Now};
-use crate::model::peer::{Arrival, ClaimMode, ClaimSpec, PeerMsg};
+use crate::model::peer::{Arrival, ClaimMode, ClaimSpec, Name, PeerMsg};
 
 /// Empty lines are kept for the next waiter up to this many; beyond, they start over.
 const IDLE_LINES_MAX: usize = 4_096;
@@ -44,7 +46,7 @@ struct Line {
 /// All lines of the queues this shard owns, by queue and group.
 #[derive(Default, Debug)]
 pub(super) struct Lines {
-    lines: BTreeMap<(String, String), Line>,
+    lines: BTreeMap<(Name, Name), Line>,
 }
 
 impl Lines {
@@ -54,13 +56,13 @@ impl Lines {
 
     /// Pops of one group that wait for any partition of a queue of this shard's.
     pub(super) fn waiting(&self, queue: &str, group: &str) -> u64 {
-        let line = self.lines.get(&(queue.to_owned(), group.to_owned()));
+        let line = self.lines.get(&(queue.into(), group.into()));
         line.map_or(0, |line| line.waiters.len() as u64)
     }
 
-    fn of_queue(&self, queue: &str) -> Vec<(String, String)> {
-        let from = self.lines.range((queue.to_owned(), String::new())..);
-        from.take_while(|((q, _), _)| q == queue).map(|(name, _)| name.clone()).collect()
+    fn of_queue(&self, queue: &str) -> Vec<(Name, Name)> {
+        let from = self.lines.range((queue.into(), Name::default())..);
+        from.take_while(|((q, _), _)| **q == *queue).map(|(name, _)| name.clone()).collect()
     }
 }
 
@@ -70,8 +72,8 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         arrival: Arrival,
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         spec: ClaimSpec,
         until: Deadline,
         fx: &mut Effects<B>,
@@ -96,7 +98,7 @@ impl<B: IoBuf> Shard<B> {
         self.serve_line(now, &name, fx);
     }
 
-    pub(super) fn unpark(&mut self, arrival: Arrival, queue: String, group: String) {
+    pub(super) fn unpark(&mut self, arrival: Arrival, queue: Name, group: Name) {
         if let Some(line) = self.lines.lines.get_mut(&(queue, group)) {
             line.waiters.remove(&arrival);
         }
@@ -108,8 +110,8 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         from: ShardId,
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         count: u32,
         oldest_us: u64,
         fx: &mut Effects<B>,
@@ -120,7 +122,7 @@ impl<B: IoBuf> Shard<B> {
         self.serve_line(now, &name, fx);
     }
 
-    fn serve_line(&mut self, now: Now, name: &(String, String), fx: &mut Effects<B>) {
+    fn serve_line(&mut self, now: Now, name: &(Name, Name), fx: &mut Effects<B>) {
         loop {
             let Some(line) = self.lines.lines.get_mut(name) else { return };
             let available = line.shards.iter().enumerate().filter(|(_, s)| s.available > 0);
@@ -144,7 +146,7 @@ impl<B: IoBuf> Shard<B> {
         if line.waiters.is_empty() {
             return;
         }
-        let mut arm = Vec::new();
+        let mut arm: SmallVec<[ShardId; 8]> = SmallVec::new();
         for (at, standing) in line.shards.iter_mut().enumerate() {
             if !standing.armed && standing.available == 0 {
                 standing.armed = true;
@@ -171,10 +173,10 @@ impl<B: IoBuf> Shard<B> {
 
     /// A group is gone on every shard: its waiters look again, and register.
     pub(super) fn requeue_line(&mut self, queue: &str, group: &str, fx: &mut Effects<B>) {
-        let name = (queue.to_owned(), group.to_owned());
+        let name: (Name, Name) = (queue.into(), group.into());
         let Some(line) = self.lines.lines.remove(&name) else { return };
         for arrival in line.waiters.into_keys() {
-            let msg = PeerMsg::Empty { task: arrival.task, queue: queue.to_owned() };
+            let msg = PeerMsg::Empty { task: arrival.task, queue: name.0.clone() };
             self.send(ShardId(arrival.entry), msg, fx);
         }
     }
@@ -184,7 +186,7 @@ impl<B: IoBuf> Shard<B> {
         for name in self.lines.of_queue(queue) {
             let Some(line) = self.lines.lines.remove(&name) else { continue };
             for arrival in line.waiters.into_keys() {
-                let msg = PeerMsg::Unparked { task: arrival.task, queue: queue.to_owned() };
+                let msg = PeerMsg::Unparked { task: arrival.task, queue: name.0.clone() };
                 self.send(ShardId(arrival.entry), msg, fx);
             }
         }

@@ -8,15 +8,15 @@ use super::shard::Shard;
 use crate::base::buf::IoBuf;
 use crate::base::limits;
 use crate::base::time::Now;
-use crate::model::peer::{Arrival, ClaimMode, PinnedPark};
+use crate::model::peer::{Arrival, ClaimMode, Name, PinnedPark};
 
 /// Waiters by queue and partition, oldest first.
 #[derive(Default, Debug)]
 pub(super) struct Pinned {
-    waiters: BTreeMap<(String, String), VecDeque<PinnedPark>>,
+    waiters: BTreeMap<(Name, Name), VecDeque<PinnedPark>>,
     count: usize,
     /// Partitions whose waiters are still to look again, by queue and name.
-    due: VecDeque<(String, String)>,
+    due: VecDeque<(Name, Name)>,
 }
 
 impl Pinned {
@@ -26,8 +26,8 @@ impl Pinned {
 
     /// Pops of one group that wait for one partition.
     pub(super) fn waiting(&self, queue: &str, partition: &str, group: &str) -> u64 {
-        let waiters = self.waiters.get(&(queue.to_owned(), partition.to_owned()));
-        waiters.into_iter().flatten().filter(|waiter| waiter.group == group).count() as u64
+        let waiters = self.waiters.get(&(queue.into(), partition.into()));
+        waiters.into_iter().flatten().filter(|waiter| *waiter.group == *group).count() as u64
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -35,7 +35,7 @@ impl Pinned {
     }
 
     pub(super) fn remove(&mut self, queue: &str, partition: &str, arrival: Arrival) {
-        let name = (queue.to_owned(), partition.to_owned());
+        let name: (Name, Name) = (queue.into(), partition.into());
         let Some(waiters) = self.waiters.get_mut(&name) else { return };
         let before = waiters.len();
         waiters.retain(|w| w.arrival != arrival);
@@ -58,10 +58,10 @@ impl Pinned {
 
     /// Takes the oldest waiter of a group that can still be answered in time.
     fn take(&mut self, now: Now, queue: &str, partition: &str, group: &str) -> Option<PinnedPark> {
-        let name = (queue.to_owned(), partition.to_owned());
+        let name: (Name, Name) = (queue.into(), partition.into());
         let waiters = self.waiters.get_mut(&name)?;
         let late = now.after_ms(limits::POP_LATE_MS);
-        let at = waiters.iter().position(|w| w.group == group && w.until > late)?;
+        let at = waiters.iter().position(|w| *w.group == *group && w.until > late)?;
         let park = waiters.remove(at)?;
         self.count -= 1;
         if waiters.is_empty() {
@@ -71,9 +71,9 @@ impl Pinned {
     }
 
     /// The groups that wait for a partition, each once.
-    fn groups(&self, queue: &str, partition: &str) -> Vec<String> {
-        let name = (queue.to_owned(), partition.to_owned());
-        let mut groups: Vec<String> = self
+    fn groups(&self, queue: &str, partition: &str) -> Vec<Name> {
+        let name: (Name, Name) = (queue.into(), partition.into());
+        let mut groups: Vec<Name> = self
             .waiters
             .get(&name)
             .map(|waiters| waiters.iter().map(|w| w.group.clone()).collect())
@@ -84,10 +84,10 @@ impl Pinned {
     }
 
     /// The partitions of a queue that a group waits for.
-    fn partitions(&self, queue: &str, group: &str) -> Vec<String> {
-        let from = self.waiters.range((queue.to_owned(), String::new())..);
-        from.take_while(|((q, _), _)| q == queue)
-            .filter(|(_, waiters)| waiters.iter().any(|w| w.group == group))
+    fn partitions(&self, queue: &str, group: &str) -> Vec<Name> {
+        let from = self.waiters.range((queue.into(), Name::default())..);
+        from.take_while(|((q, _), _)| **q == *queue)
+            .filter(|(_, waiters)| waiters.iter().any(|w| *w.group == *group))
             .map(|((_, partition), _)| partition.clone())
             .collect()
     }
@@ -97,7 +97,7 @@ impl<B: IoBuf> Shard<B> {
     /// A group was put elsewhere: its pinned waiters look again, in slices of the sweep.
     pub(super) fn pinned_look_again(&mut self, queue: &str, group: &str) {
         let partitions = self.pinned.partitions(queue, group).into_iter();
-        self.pinned.due.extend(partitions.map(|partition| (queue.to_owned(), partition)));
+        self.pinned.due.extend(partitions.map(|partition| (queue.into(), partition)));
     }
 
     /// Serves the next of them. Returns whether some are left.

@@ -6,7 +6,7 @@
 //! partition's shard. A discovery pop does this for every queue with its labels under one id:
 //! the first claim wins, later ones are given back.
 
-use std::collections::VecDeque;
+use smallvec::{SmallVec, smallvec};
 
 use super::autopilot::Asked;
 use super::deadlines::DeadlineKey;
@@ -22,16 +22,17 @@ use crate::base::uuid;
 use crate::model::command::{PopRequest, PopTarget, QUEUE_MODE, Subscription};
 use crate::model::error::Refusal;
 use crate::model::peer::{
-    Arrival, ClaimMode, ClaimSpec, GivenBack, PeerClaim, PeerMsg, PinnedPark, QueueImage, TaskId,
+    Arrival, ClaimMode, ClaimSpec, GivenBack, Name, PeerClaim, PeerMsg, PinnedPark, QueueImage,
+    TaskId,
 };
 use crate::model::reply::{Autopilot, Claim, Conflation, PopReply, Reply};
 
 /// What a pop looks at, owned.
 #[derive(Clone, Debug)]
 enum Target {
-    Queue(String),
-    Partition { queue: String, partition: String },
-    Labels { namespace: String, task: String },
+    Queue(Name),
+    Partition { queue: Name, partition: Name },
+    Labels { namespace: Name, task: Name },
 }
 
 /// A pop at the shard of its client.
@@ -39,7 +40,7 @@ enum Target {
 pub(super) struct PopTask<B> {
     token: Token,
     target: Target,
-    group: String,
+    group: Name,
     /// What is left of the budget.
     spec: ClaimSpec,
     subscription: Subscription,
@@ -54,12 +55,34 @@ pub(super) struct PopTask<B> {
     budgeted: bool,
     /// Queue and group, by slot, that count it as under way.
     counted: Option<(u32, u32)>,
-    /// Visits left of a pop that does not wait.
-    plan: VecDeque<(String, ShardId)>,
+    /// Of a pop that does not wait.
+    plan: Plan,
     /// Queues in whose lines it stands.
-    parked: Vec<String>,
+    parked: Queues,
     claims: Vec<Claim<B>>,
     refusal: Option<Refusal>,
+}
+
+/// Mostly one.
+type Queues = SmallVec<[Name; 1]>;
+
+/// The visits of a pop that does not wait: of each queue every shard, the first in rotation.
+#[derive(Default, Debug)]
+struct Plan {
+    queues: Queues,
+    first: usize,
+    /// Visits so far.
+    made: usize,
+}
+
+impl Plan {
+    fn next(&mut self, shards: u16) -> Option<(Name, ShardId)> {
+        let shards = usize::from(shards);
+        let queue = self.queues.get(self.made / shards)?.clone();
+        let shard = (self.first + self.made) % shards;
+        self.made += 1;
+        Some((queue, ShardId(shard as u16)))
+    }
 }
 
 impl<B> PopTask<B> {
@@ -76,16 +99,22 @@ impl<B: IoBuf> Shard<B> {
         token: Token,
         fx: &mut Effects<B>,
     ) {
+        let catalog = &self.state.catalog;
         let target = match &request.target {
-            PopTarget::Queue(queue) => Target::Queue(queue.clone().into_owned()),
+            PopTarget::Queue(queue) => Target::Queue(catalog.queue_name(queue)),
             PopTarget::Partition { queue, partition } => Target::Partition {
-                queue: queue.clone().into_owned(),
-                partition: partition.clone().into_owned(),
+                queue: catalog.queue_name(queue),
+                partition: (&**partition).into(),
             },
-            PopTarget::Labels { namespace, task } => Target::Labels {
-                namespace: namespace.clone().into_owned(),
-                task: task.clone().into_owned(),
-            },
+            PopTarget::Labels { namespace, task } => {
+                Target::Labels { namespace: (&**namespace).into(), task: (&**task).into() }
+            }
+        };
+        let group = match &target {
+            Target::Queue(queue) | Target::Partition { queue, .. } => {
+                catalog.group_name(queue, &request.group)
+            }
+            Target::Labels { .. } => (&*request.group).into(),
         };
         // What is not given is chosen once the group is known.
         let spec = ClaimSpec {
@@ -103,7 +132,7 @@ impl<B: IoBuf> Shard<B> {
         let pop = PopTask {
             token,
             target,
-            group: request.group.clone().into_owned(),
+            group,
             spec,
             subscription: request.subscription,
             arrival,
@@ -114,8 +143,8 @@ impl<B: IoBuf> Shard<B> {
             autopilot: None,
             budgeted: false,
             counted: None,
-            plan: VecDeque::new(),
-            parked: Vec::new(),
+            plan: Plan::default(),
+            parked: Queues::new(),
             claims: Vec::new(),
             refusal: None,
         };
@@ -143,16 +172,17 @@ impl<B: IoBuf> Shard<B> {
                 let registers = conflation && known.is_some_and(|q| !q.knows_group(&group));
                 if !registers {
                     self.pop_budget(task, std::slice::from_ref(&queue));
-                    return self.pop_pinned(task, &queue, partition, fx);
+                    return self.pop_pinned(task, queue, partition, fx);
                 }
-                vec![queue]
+                smallvec![queue]
             }
             Target::Queue(queue) => {
                 if self.state.catalog.find(&queue).is_none() {
                     let owner = self.owner_of(&queue);
+                    let queue = queue.to_string();
                     return self.send(owner, PeerMsg::EnsureQueue { task, queue }, fx);
                 }
-                vec![queue]
+                smallvec![queue]
             }
             Target::Labels { namespace, task } => self.queues_with(&namespace, &task),
         };
@@ -161,7 +191,8 @@ impl<B: IoBuf> Shard<B> {
             self.state.catalog.by_name(queue).is_some_and(|q| !q.knows_group(&group))
         });
         if let Some(queue) = unknown {
-            let (owner, queue) = (self.owner_of(queue), queue.clone());
+            let owner = self.owner_of(queue);
+            let (queue, group) = (queue.to_string(), group.to_string());
             let msg = PeerMsg::RegisterGroup { task, queue, group, subscription, conflation };
             return self.send(owner, msg, fx);
         }
@@ -170,7 +201,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Settles how much the pop asks for, once.
-    fn pop_budget(&mut self, task: TaskId, queues: &[String]) {
+    fn pop_budget(&mut self, task: TaskId, queues: &[Name]) {
         let Some(Task::Pop(pop)) = self.tasks.get_mut(&task) else { return };
         if std::mem::replace(&mut pop.budgeted, true) {
             return;
@@ -201,22 +232,20 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    fn queues_with(&self, namespace: &str, task: &str) -> Vec<String> {
-        self.state
-            .catalog
-            .iter()
-            .map(|(_, queue)| &queue.image)
-            .filter(|image| has_labels(image, namespace, task))
-            .map(|image| image.name.clone())
+    fn queues_with(&self, namespace: &str, task: &str) -> Queues {
+        let queues = self.state.catalog.iter().map(|(_, queue)| queue);
+        queues
+            .filter(|queue| has_labels(&queue.image, namespace, task))
+            .map(|queue| queue.name.clone())
             .collect()
     }
 
-    fn pop_pinned(&mut self, task: TaskId, queue: &str, partition: String, fx: &mut Effects<B>) {
-        let hash = partition_hash(queue, &partition) % u64::from(self.config.shards);
+    fn pop_pinned(&mut self, task: TaskId, queue: Name, partition: Name, fx: &mut Effects<B>) {
+        let hash = partition_hash(&queue, &partition) % u64::from(self.config.shards);
         let to = ShardId(hash as u16);
         let Some(pop) = self.pop_task(task) else { return };
         let (arrival, group, spec) = (pop.arrival, pop.group.clone(), pop.spec.clone());
-        let (subscription, queue) = (pop.subscription, queue.to_owned());
+        let subscription = pop.subscription;
         let msg = match pop.until {
             Some(until) => {
                 pop.parked.push(queue.clone());
@@ -239,15 +268,11 @@ impl<B: IoBuf> Shard<B> {
         self.send(to, msg, fx);
     }
 
-    fn pop_look(&mut self, now: Now, task: TaskId, queues: Vec<String>, fx: &mut Effects<B>) {
-        let shards = self.config.shards;
-        let first = (self.new_id() % u64::from(shards)) as u16;
+    fn pop_look(&mut self, now: Now, task: TaskId, queues: Queues, fx: &mut Effects<B>) {
+        let first = (self.new_id() % u64::from(self.config.shards)) as usize;
         let Some(pop) = self.pop_task(task) else { return };
         if pop.until.is_none() {
-            for queue in queues {
-                let shards = (0..shards).map(|i| ShardId((first + i) % shards));
-                pop.plan.extend(shards.map(|shard| (queue.clone(), shard)));
-            }
+            pop.plan = Plan { queues, first, made: 0 };
             return self.pop_visit(now, task, fx);
         }
         for queue in queues {
@@ -256,7 +281,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Stands in a queue's line, under the pop's first arrival.
-    fn pop_park(&mut self, task: TaskId, queue: String, fx: &mut Effects<B>) {
+    fn pop_park(&mut self, task: TaskId, queue: Name, fx: &mut Effects<B>) {
         let owner = self.owner_of(&queue);
         let Some(pop) = self.pop_task(task) else { return };
         let Some(until) = pop.until else { return };
@@ -273,9 +298,10 @@ impl<B: IoBuf> Shard<B> {
     }
 
     fn pop_visit(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
+        let shards = self.config.shards;
         let Some(pop) = self.pop_task(task) else { return };
         let spent = pop.spec.batch == 0 || pop.spec.partitions == 0 || pop.refusal.is_some();
-        let next = if spent { None } else { pop.plan.pop_front() };
+        let next = if spent { None } else { pop.plan.next(shards) };
         let Some((queue, shard)) = next else { return self.pop_finish(now, task, fx) };
         let msg = PeerMsg::Claim {
             arrival: pop.arrival,
@@ -340,7 +366,7 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    pub(super) fn claim_empty(&mut self, now: Now, task: TaskId, queue: &str, fx: &mut Effects<B>) {
+    pub(super) fn claim_empty(&mut self, now: Now, task: TaskId, queue: Name, fx: &mut Effects<B>) {
         let Some(Task::Pop(pop)) = self.tasks.get(&task) else { return };
         let group = pop.group.clone();
         match pop.until {
@@ -348,12 +374,12 @@ impl<B: IoBuf> Shard<B> {
             // Too close to its deadline to be served: it times out on its own.
             Some(until) if until <= now.after_ms(limits::POP_LATE_MS) => {}
             Some(_) => {
-                let (known, pinned) = (self.state.catalog.by_name(queue), pop.is_pinned());
+                let (known, pinned) = (self.state.catalog.by_name(&queue), pop.is_pinned());
                 if !pinned && known.is_some_and(|q| !q.knows_group(&group)) {
                     // Its group was deleted meanwhile: it is a first contact again.
                     return self.pop_begin(now, task, fx);
                 }
-                self.pop_park(task, queue.to_owned(), fx);
+                self.pop_park(task, queue, fx);
             }
         }
     }
@@ -362,7 +388,7 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn unparked(&mut self, now: Now, task: TaskId, queue: &str, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_task(task) else { return };
         let before = pop.parked.len();
-        pop.parked.retain(|parked| parked != queue);
+        pop.parked.retain(|parked| **parked != *queue);
         if pop.parked.len() < before {
             self.count_unparked(queue);
         }
@@ -396,10 +422,11 @@ impl<B: IoBuf> Shard<B> {
             let Some(pop) = self.pop_task(task) else { continue };
             let looks = match &pop.target {
                 Target::Labels { namespace, task: label } => {
-                    has_labels(image, namespace, label) && !pop.parked.contains(&image.name)
+                    has_labels(image, namespace, label)
+                        && !pop.parked.iter().any(|parked| **parked == *image.name)
                 }
                 // It can register only now.
-                Target::Partition { queue, .. } => pop.conflation && *queue == image.name,
+                Target::Partition { queue, .. } => pop.conflation && **queue == *image.name,
                 Target::Queue(_) => false,
             };
             if pop.until.is_some() && looks {
@@ -444,12 +471,12 @@ impl<B: IoBuf> Shard<B> {
         }
         let queue = match pop.target {
             Target::Queue(queue) | Target::Partition { queue, .. } => queue,
-            Target::Labels { .. } => String::new(),
+            Target::Labels { .. } => Name::default(),
         };
         let leased = !pop.spec.auto_ack && !pop.claims.is_empty();
         let reply = PopReply {
-            queue,
-            group: pop.group,
+            queue: self.spares.texts.text(&queue),
+            group: self.spares.texts.text(&pop.group),
             lease_id: leased.then_some(pop.spec.lease_id),
             claims: pop.claims,
             autopilot: pop.autopilot,
@@ -463,8 +490,8 @@ impl<B: IoBuf> Shard<B> {
         let empty = u64::from(claims.is_empty());
         self.history.total.pop_empty += empty;
         let queue = match target {
-            Target::Queue(queue) | Target::Partition { queue, .. } => Some(queue),
-            Target::Labels { .. } => claims.first().map(|claim| &claim.queue),
+            Target::Queue(queue) | Target::Partition { queue, .. } => Some(&**queue),
+            Target::Labels { .. } => claims.first().map(|claim| &*claim.queue),
         };
         if let Some(slot) = queue.and_then(|queue| self.state.catalog.find(queue)) {
             self.count_queue(slot, |t| {
@@ -476,7 +503,7 @@ impl<B: IoBuf> Shard<B> {
 
     /// What the answer says of conflation: the policy its group has stored on what it looked at.
     fn conflation_of(&self, pop: &PopTask<B>) -> Conflation {
-        if pop.group == QUEUE_MODE {
+        if *pop.group == *QUEUE_MODE {
             return Conflation::Off;
         }
         let stored = |queue: &str| {
@@ -516,8 +543,8 @@ impl<B: IoBuf> Shard<B> {
                 epoch: claim.epoch,
             };
             let msg = PeerMsg::GiveBack {
-                queue: claim.queue.clone(),
-                group: group.to_owned(),
+                queue: self.state.catalog.queue_name(&claim.queue),
+                group: self.state.catalog.group_name(&claim.queue, group),
                 lease_id,
                 claims: vec![given],
             };

@@ -8,11 +8,13 @@ use super::history::QueueTraffic;
 use super::partition::Slot;
 use crate::base::ids::SegmentId;
 use crate::model::command::QUEUE_MODE;
-use crate::model::peer::{GroupImage, GroupStart, QueueImage};
+use crate::model::peer::{GroupImage, GroupStart, Name, QueueImage};
 
 /// One queue's part on this shard.
 #[derive(Debug)]
 pub struct Queue {
+    /// That of the image, to be shared.
+    pub name: Name,
     pub image: QueueImage,
     /// This shard's partitions of it, in order of creation.
     pub partitions: Vec<Slot>,
@@ -37,8 +39,9 @@ pub struct Queue {
 }
 
 impl Queue {
-    fn new(image: QueueImage) -> Self {
+    fn new(name: Name, image: QueueImage) -> Self {
         Self {
+            name,
             image,
             partitions: Vec::new(),
             // Queue mode is a group that needs no registration and starts at the oldest message.
@@ -117,7 +120,7 @@ impl Queue {
 #[derive(Debug)]
 pub struct Catalog {
     queues: Vec<Option<Queue>>,
-    names: HashMap<Box<str>, u32, ahash::RandomState>,
+    names: HashMap<Name, u32, ahash::RandomState>,
 }
 
 impl Default for Catalog {
@@ -150,10 +153,23 @@ impl Catalog {
         self.get(self.find(name)?)
     }
 
+    /// The name of a queue, shared where the queue is known.
+    pub fn queue_name(&self, name: &str) -> Name {
+        self.by_name(name).map_or_else(|| name.into(), |queue| queue.name.clone())
+    }
+
+    /// The name of a group, shared where the queue knows the group.
+    pub fn group_name(&self, queue: &str, name: &str) -> Name {
+        let queue = self.by_name(queue);
+        let group = queue.and_then(|queue| queue.group(queue.group_slot(name)?));
+        group.map_or_else(|| name.into(), |group| group.name.clone())
+    }
+
     pub fn insert(&mut self, image: QueueImage) -> u32 {
         let slot = self.queues.len() as u32;
-        self.names.insert(image.name.as_str().into(), slot);
-        self.queues.push(Some(Queue::new(image)));
+        let name: Name = image.name.as_str().into();
+        self.names.insert(name.clone(), slot);
+        self.queues.push(Some(Queue::new(name, image)));
         slot
     }
 

@@ -35,7 +35,7 @@ impl<B: IoBuf> Shard<B> {
         }
         let Some(partition) = self.state.parts.get(slot) else { return };
         let Some(queue) = self.state.queue_of(partition) else { return };
-        let (queue, partition) = (queue.image.name.clone(), partition.name.to_string());
+        let (queue, partition) = (queue.name.clone(), partition.name.to_string());
         self.serve_pinned(now, &queue, &partition, fx);
     }
 
@@ -184,15 +184,14 @@ impl<B: IoBuf> Shard<B> {
             self.scan(now, queue, group, limits::READY_COUNT_MAX as usize - ready);
         }
         let Some(q) = self.state.catalog.get_mut(queue) else { return };
-        let name = q.image.name.clone();
+        let name = q.name.clone();
         let Some(g) = q.group_mut(group) else { return };
         let Some(oldest_us) = g.oldest_ready() else { return };
         g.armed = false;
         let count = (g.ready_count as u32).min(limits::READY_COUNT_MAX);
-        let msg =
-            PeerMsg::Ready { queue: name.clone(), group: g.name.to_string(), count, oldest_us };
+        let group = g.name.clone();
         let owner = self.owner_of(&name);
-        self.send(owner, msg, fx);
+        self.send(owner, PeerMsg::Ready { queue: name, group, count, oldest_us }, fx);
     }
 
     /// The queue's owner has waiters: announce now or with the next ready partition.

@@ -1,12 +1,10 @@
 //! Bodies of the broker's log records: encode and decode. The byte tables stand in
 //! `src/log/FORMAT.md`; every integer is little-endian, a string is `u16 length | UTF-8`.
 
-use std::rc::Rc;
-
 use crate::base::ids::{LeaseId, LogPosition, MessageId, Offset};
 use smallvec::SmallVec;
 
-use crate::model::peer::{GroupImage, GroupStart, QueueImage, Registration, Subscribed};
+use crate::model::peer::{GroupImage, GroupStart, Name, QueueImage, Registration, Subscribed};
 
 /// Record kinds of the broker; the log keeps those below 16 for itself.
 pub const QUEUE: u8 = 16;
@@ -336,7 +334,7 @@ pub fn decode_dead_letters_deleted(body: &[u8]) -> Result<Vec<[u8; 16]>, Malform
 /// letters filed by the same step ride along, so that the cursor never moves without them.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CursorRecord {
-    pub group: Rc<str>,
+    pub group: Name,
     /// The epoch of the group's cursors it belongs to.
     pub epoch: u64,
     /// First offset not settled.

@@ -462,12 +462,12 @@ impl<B: IoBuf> Shard<B> {
     fn receive_pop(&mut self, now: Now, from: ShardId, msg: PeerMsg, fx: &mut Effects<B>) {
         match msg {
             PeerMsg::Claim { arrival, queue, group, spec, mode } => {
-                self.claim(now, arrival, &queue, &group, spec, mode, fx);
+                self.claim(now, arrival, queue, group, spec, mode, fx);
             }
             PeerMsg::Claimed { task, queue, group, lease_id, claims } => {
                 self.claimed_by_peer(now, task, &queue, &group, lease_id, claims, fx);
             }
-            PeerMsg::Empty { task, queue } => self.claim_empty(now, task, &queue, fx),
+            PeerMsg::Empty { task, queue } => self.claim_empty(now, task, queue, fx),
             PeerMsg::Park { arrival, queue, group, spec, until } => {
                 self.park(now, arrival, queue, group, spec, until, fx);
             }

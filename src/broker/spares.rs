@@ -9,6 +9,8 @@ pub(super) struct Spares {
     pub batches: Spare<PushBatch>,
     /// Of pieces.
     pub frames: Spare<Vec<u8>>,
+    /// Names in replies.
+    pub texts: Spare<String>,
     pub push_results: Spare<Vec<PushResult>>,
 }
 

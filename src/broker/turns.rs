@@ -17,7 +17,7 @@ use crate::base::buf::IoBuf;
 use crate::base::hash::{partition_hash, queue_hash};
 use crate::base::ids::{LeaseId, ShardId};
 use crate::base::time::Now;
-use crate::model::peer::{GivenBack, TaskId};
+use crate::model::peer::{GivenBack, Name, TaskId};
 use crate::model::transaction::{DeadLetterId, TransactionId};
 
 /// What can be held.
@@ -46,7 +46,7 @@ pub(super) enum Waiting {
     Push(PeerPush),
     Ack(Box<AckJob>),
     Extend { from: ShardId, task: TaskId, lease_id: LeaseId, seconds: u32 },
-    GiveBack { queue: String, group: String, lease_id: Option<LeaseId>, claims: Vec<GivenBack> },
+    GiveBack { queue: Name, group: Name, lease_id: Option<LeaseId>, claims: Vec<GivenBack> },
     Seek(Box<PartitionSeek>),
     Share(TransactionId),
 }

@@ -4,6 +4,7 @@
 //! between two shards arrive in the order sent.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use smallvec::SmallVec;
@@ -17,6 +18,9 @@ use super::traffic::WalkStep;
 use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
 use crate::base::ids::{LeaseId, Offset, PartitionId};
 use crate::base::time::Deadline;
+
+/// The name of a queue, a partition or a group that messages share instead of copying it.
+pub type Name = Arc<str>;
 
 /// A request that waits at the shard its client is connected to. Unique per shard.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -428,61 +432,61 @@ pub enum PeerMsg {
     /// Claim now, from any partition of the queue or the named one.
     Claim {
         arrival: Arrival,
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         spec: ClaimSpec,
         mode: ClaimMode,
     },
     Claimed {
         task: TaskId,
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         lease_id: Option<LeaseId>,
         claims: Result<Vec<PeerClaim>, Refusal>,
     },
     /// Nothing was there for this claim.
     Empty {
         task: TaskId,
-        queue: String,
+        queue: Name,
     },
     Park {
         arrival: Arrival,
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         spec: ClaimSpec,
         until: Deadline,
     },
     Unpark {
         arrival: Arrival,
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
     },
     ParkPinned(Box<PinnedPark>),
     UnparkPinned {
         arrival: Arrival,
-        queue: String,
-        partition: String,
+        queue: Name,
+        partition: Name,
     },
     Arm {
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
     },
     Ready {
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         count: u32,
         oldest_us: u64,
     },
     GiveBack {
-        queue: String,
-        group: String,
+        queue: Name,
+        group: Name,
         lease_id: Option<LeaseId>,
         claims: Vec<GivenBack>,
     },
     /// The queue is gone: the parked pop answers empty.
     Unparked {
         task: TaskId,
-        queue: String,
+        queue: Name,
     },
 
     // Ack and lease.
@@ -587,9 +591,9 @@ pub enum PeerMsg {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PinnedPark {
     pub arrival: Arrival,
-    pub queue: String,
-    pub partition: String,
-    pub group: String,
+    pub queue: Name,
+    pub partition: Name,
+    pub group: Name,
     pub spec: ClaimSpec,
     pub subscription: Subscription,
     pub until: Deadline,
@@ -605,7 +609,7 @@ pub enum ClaimMode {
         arm: bool,
     },
     Pinned {
-        partition: String,
+        partition: Name,
         subscription: Subscription,
     },
 }
