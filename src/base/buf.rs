@@ -103,6 +103,13 @@ pub enum Gather<B> {
     Owned(Vec<u8>),
 }
 
+/// No bytes.
+impl<B> Default for Gather<B> {
+    fn default() -> Self {
+        Self::Slices(smallvec::SmallVec::new())
+    }
+}
+
 impl<B: IoBuf> Gather<B> {
     pub fn len(&self) -> usize {
         match self {

@@ -12,7 +12,7 @@ pub struct Now {
 }
 
 /// A moment of the monotonic clock, in microseconds.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub struct Deadline(pub u64);
 
 impl Deadline {

@@ -503,7 +503,10 @@ impl<B: IoBuf> Shard<B> {
         ended: Option<Rc<Lease>>,
         fx: &mut Effects<B>,
     ) {
-        self.clear_timer(ended.and_then(|lease| lease.timer));
+        if let Some(lease) = ended {
+            self.clear_timer(lease.timer);
+            self.state.spare_leases.put(lease);
+        }
         if let Some(released) = released {
             self.remember_released(key, released.id, released.at_us);
         }

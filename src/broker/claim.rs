@@ -24,9 +24,7 @@ use crate::log::ReadError;
 use crate::model::command::Subscription;
 use crate::model::error::{ErrorCode, Refusal};
 use crate::model::frame::{BATCH_HEAD_BYTES, BatchHead};
-use crate::model::peer::{
-    Arrival, ClaimMode, ClaimSpec, GivenBack, Name, PeerClaim, PeerMsg, TaskId,
-};
+use crate::model::peer::{Arrival, ClaimMode, ClaimSpec, GivenBack, Name, PeerMsg, TaskId};
 use crate::model::reply::Claim;
 use crate::model::traffic::Traffic;
 
@@ -45,7 +43,7 @@ pub(super) struct ClaimJob<B> {
 }
 
 #[derive(Debug)]
-struct Claiming<B> {
+pub(super) struct Claiming<B> {
     key: CursorKey,
     id: PartitionId,
     partition: String,
@@ -55,8 +53,8 @@ struct Claiming<B> {
     epoch: u64,
     attempt: u32,
     batches: SmallVec<[BatchRef; 2]>,
-    /// Bodies of `batches`, as they come.
-    bodies: Vec<Option<Gather<B>>>,
+    /// Bodies of `batches`, as they come; empty until then.
+    bodies: Vec<Gather<B>>,
     unreadable: bool,
 }
 
@@ -130,7 +128,7 @@ impl<B: IoBuf> Shard<B> {
             queue: queue.clone(),
             group: group.clone(),
             spec,
-            claims: Vec::new(),
+            claims: self.spares.claimings.take(),
             missing: 0,
             failure: None,
         };
@@ -142,6 +140,7 @@ impl<B: IoBuf> Shard<B> {
             None => self.claim_ready(now, queue_slot, group_slot, &mut job, fx),
         }
         if job.claims.is_empty() && job.failure.is_none() {
+            self.spares.claimings.put(job.claims);
             return false;
         }
         self.fetch(now, job, fx);
@@ -218,16 +217,18 @@ impl<B: IoBuf> Shard<B> {
         let group = self.state.catalog.get(key.queue).and_then(|q| q.group(key.group));
         let cursor = self.state.cursor(key);
         let conflates = group.is_some_and(Group::conflates);
+        let mut bodies = self.spares.gathers.take();
+        bodies.resize_with(take.batches.len(), Gather::default);
         job.claims.push(Claiming {
             epoch: group.zip(cursor).map_or(0, |(group, cursor)| group.claim_epoch(cursor)),
             key,
             id: self.state.id_of(key.slot),
-            partition: partition.name.to_string(),
+            partition: self.spares.texts.text(&partition.name),
             since: cursor.filter(|_| conflates).map_or(take.start, |cursor| cursor.next),
             start: take.start,
             end: take.end,
             attempt,
-            bodies: vec![None; take.batches.len()],
+            bodies,
             batches: take.batches,
             unreadable: false,
         });
@@ -306,7 +307,9 @@ impl<B: IoBuf> Shard<B> {
         let expires = now.after_us(length_us);
         let reserved = spec.auto_ack;
         let timer = (!reserved).then(|| self.lease_timer(key, expires));
-        cursor.lease = Some(Rc::new(Lease {
+        let mut lease = self.state.spare_leases.take();
+        let fresh = Rc::get_mut(&mut lease).expect("what is kept has no other holder");
+        *fresh = Lease {
             record: LeaseRecord {
                 id: spec.lease_id,
                 first: take.start,
@@ -319,8 +322,9 @@ impl<B: IoBuf> Shard<B> {
             timer,
             reserved,
             attempt_before: before,
-            ids: Rc::from([]),
-        }));
+            ids: std::mem::take(&mut fresh.ids),
+        };
+        cursor.lease = Some(lease);
         (cursor, attempt)
     }
 
@@ -372,7 +376,7 @@ impl<B: IoBuf> Shard<B> {
                 let stored = job.claims[at].batches[batch];
                 let read = self.new_id();
                 match self.log.read(stored.at, stored.bytes, read, &mut self.io) {
-                    Some(body) => job.claims[at].bodies[batch] = Some(body),
+                    Some(body) => job.claims[at].bodies[batch] = body,
                     None => {
                         self.reads.insert(read, ReadUse::Claim { job: id, claim: at, batch });
                         job.missing += 1;
@@ -383,7 +387,7 @@ impl<B: IoBuf> Shard<B> {
         if job.missing == 0 {
             self.claim_fetched(now, job, fx);
         } else {
-            self.claim_jobs.insert(id, Box::new(job));
+            self.claim_jobs.insert(id, job);
         }
     }
 
@@ -400,7 +404,7 @@ impl<B: IoBuf> Shard<B> {
         waiting.missing -= 1;
         let claiming = &mut waiting.claims[claim];
         match result {
-            Ok(body) => claiming.bodies[batch] = Some(body),
+            Ok(body) => claiming.bodies[batch] = body,
             Err(error) => {
                 claiming.unreadable = true;
                 let text = format!(
@@ -415,45 +419,61 @@ impl<B: IoBuf> Shard<B> {
         if waiting.missing == 0
             && let Some(job) = self.claim_jobs.remove(&job)
         {
-            self.claim_fetched(now, *job, fx);
+            self.claim_fetched(now, job, fx);
         }
     }
 
     /// All reads have ended: release what could not be read, commit at delivery what was asked
     /// to be, and answer once it is durable.
     fn claim_fetched(&mut self, now: Now, mut job: ClaimJob<B>, fx: &mut Effects<B>) {
-        let auto_ack = job.spec.auto_ack;
-        let mut kept = Vec::with_capacity(job.claims.len());
-        for mut claiming in std::mem::take(&mut job.claims) {
-            if !claiming.unreadable && !self.inspection.damages.is_empty() {
-                self.inspection.damages.remove(&claiming.id);
-            }
-            if claiming.unreadable {
-                self.release_claim(now, claiming.key, job.spec.lease_id, claiming.start, fx);
-            } else if auto_ack {
-                match self.commit_delivered(now, &claiming, job.spec.lease_id, fx) {
-                    Ok(()) => kept.push(claiming),
-                    Err(refusal) => job.failure = Some(refusal),
-                }
-            } else {
-                self.remember_lease_ids(&mut claiming, job.spec.lease_id);
-                kept.push(claiming);
-            }
-        }
-        job.claims = kept;
-        if auto_ack {
+        let mut claims = std::mem::take(&mut job.claims);
+        claims.retain(|claiming| self.holds_good(now, claiming, &mut job, fx));
+        job.claims = claims;
+        if job.spec.auto_ack {
             self.deliveries_ended();
         }
-        self.commit.push(self.log.appended(), Deferred::Claimed(Box::new(job)));
+        self.commit.push(self.log.appended(), Deferred::Claimed(job));
+    }
+
+    /// Makes a claim good whose reads have ended. False: it was given back.
+    fn holds_good(
+        &mut self,
+        now: Now,
+        claiming: &Claiming<B>,
+        job: &mut ClaimJob<B>,
+        fx: &mut Effects<B>,
+    ) -> bool {
+        let lease_id = job.spec.lease_id;
+        if claiming.unreadable {
+            self.release_claim(now, claiming.key, lease_id, claiming.start, fx);
+            return false;
+        }
+        if !self.inspection.damages.is_empty() {
+            self.inspection.damages.remove(&claiming.id);
+        }
+        if !job.spec.auto_ack {
+            self.remember_lease_ids(claiming, lease_id);
+            return true;
+        }
+        match self.commit_delivered(now, claiming, lease_id, fx) {
+            Ok(()) => true,
+            Err(refusal) => {
+                job.failure = Some(refusal);
+                false
+            }
+        }
     }
 
     /// Keeps the fingerprints of leased messages, so that acks find their offsets in memory.
-    fn remember_lease_ids(&mut self, claiming: &mut Claiming<B>, lease_id: LeaseId) {
-        let mut ids: Vec<u64> = Vec::new();
+    fn remember_lease_ids(&mut self, claiming: &Claiming<B>, lease_id: LeaseId) {
+        let lease = self.state.cursor_mut(claiming.key).and_then(|c| c.lease.as_mut());
+        let Some(lease) = lease.filter(|l| l.record.id == lease_id) else { return };
+        let ids = &mut Rc::make_mut(lease).ids;
+        ids.clear();
         for (stored, body) in claiming.batches.iter().zip(&claiming.bodies) {
-            let Some(body) = body else { return };
             let body = body.contiguous();
-            let Some(table) = records::id_table(&body, stored.count) else { return };
+            // Without a table there are no ids: those of some messages would stand for all.
+            let Some(table) = records::id_table(&body, stored.count) else { return ids.clear() };
             let offsets = stored.base.0..;
             ids.extend(
                 offsets
@@ -461,10 +481,6 @@ impl<B: IoBuf> Shard<B> {
                     .filter(|(offset, _)| (claiming.start.0..=claiming.end.0).contains(offset))
                     .map(|(_, entry)| records::table_fingerprint(entry)),
             );
-        }
-        let lease = self.state.cursor_mut(claiming.key).and_then(|c| c.lease.as_mut());
-        if let Some(lease) = lease.filter(|l| l.record.id == lease_id) {
-            Rc::make_mut(lease).ids = ids.into();
         }
     }
 
@@ -489,11 +505,13 @@ impl<B: IoBuf> Shard<B> {
         // again if this delivery is taken back.
         (cursor.attempt_offset, cursor.attempt_count) = lease.attempt_before;
         cursor.retry_before = std::mem::take(&mut cursor.retry_count);
+        let conflating = lease.record.conflating;
         if let Err(refusal) = self.store_cursor(claiming.key, cursor, Vec::new()) {
             self.release_claim(now, claiming.key, lease_id, claiming.start, fx);
             return Err(refusal);
         }
-        if lease.record.conflating {
+        self.state.spare_leases.put(lease);
+        if conflating {
             self.count(claiming.key.queue, |t| t.conflated += passed_over);
         }
         self.make_ready(now, claiming.key, End::Back, fx);
@@ -502,7 +520,7 @@ impl<B: IoBuf> Shard<B> {
 
     // ---- answers
 
-    pub(super) fn claim_durable(&mut self, now: Now, job: ClaimJob<B>, fx: &mut Effects<B>) {
+    pub(super) fn claim_durable(&mut self, now: Now, mut job: ClaimJob<B>, fx: &mut Effects<B>) {
         let lease_id = (!job.spec.auto_ack).then_some(job.spec.lease_id);
         if job.claims.is_empty() {
             let refusal = job.failure.unwrap_or_else(|| {
@@ -522,10 +540,10 @@ impl<B: IoBuf> Shard<B> {
         let queue = job.queue;
         self.counters.popped += job.claims.iter().map(|c| c.end.0 + 1 - c.start.0).sum::<u64>();
         job.claims.iter().for_each(|claiming| self.count_delivered(now, claiming));
-        let claims: Vec<Claim<B>> = job
-            .claims
-            .into_iter()
-            .map(|c| Claim {
+        let mut claims = self.spares.claims.take();
+        claims.extend(job.claims.drain(..).map(|mut c| {
+            c.bodies.iter_mut().for_each(|body| *body = without_id_table(std::mem::take(body)));
+            Claim {
                 queue: self.spares.texts.text(&queue),
                 partition: c.partition,
                 partition_id: c.id,
@@ -534,9 +552,10 @@ impl<B: IoBuf> Shard<B> {
                 end: c.end,
                 epoch: c.epoch,
                 attempt: c.attempt,
-                batches: c.bodies.into_iter().flatten().map(without_id_table).collect(),
-            })
-            .collect();
+                batches: c.bodies,
+            }
+        }));
+        self.spares.claimings.put(job.claims);
         self.send_claims(now, queue, job.group, lease_id, job.to, job.task, Ok(claims), fx);
     }
 
@@ -589,7 +608,12 @@ impl<B: IoBuf> Shard<B> {
             // Stays here: the slices of the log's buffers go into the reply as they are.
             return self.claimed(now, task, &group, lease_id, claims, fx);
         }
-        let claims = claims.map(|claims| claims.iter().map(to_peer).collect());
+        let claims = claims.map(|mut claims| {
+            let mut out = self.spares.peer_claims.take();
+            out.extend(claims.drain(..).map(|claim| self.spares.sent_claim(claim)));
+            self.spares.claims.put(claims);
+            out
+        });
         let msg = PeerMsg::Claimed { task, queue, group, lease_id, claims };
         fx.send(to, msg);
     }
@@ -719,17 +743,4 @@ fn without_id_table<B: IoBuf>(body: Gather<B>) -> Gather<B> {
     };
     let len = head.map_or(0, |h| BATCH_HEAD_BYTES + h.len as usize);
     body.truncated(len)
-}
-
-fn to_peer<B: IoBuf>(claim: &Claim<B>) -> PeerClaim {
-    PeerClaim {
-        partition: claim.partition.clone(),
-        partition_id: claim.partition_id,
-        since: claim.since,
-        start: claim.start,
-        end: claim.end,
-        epoch: claim.epoch,
-        attempt: claim.attempt,
-        batches: claim.batches.iter().map(Gather::to_vec).collect(),
-    }
 }

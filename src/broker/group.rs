@@ -13,6 +13,7 @@ use super::deadlines::DeadlineKey;
 use super::partition::{Partition, Slot};
 use super::records::{CursorRecord, DeadLetterRecord, LeaseRecord, ReleasedRecord};
 use crate::base::ids::{LogPosition, Offset, SegmentId};
+use crate::base::spare::Reuse;
 use crate::base::time::{Deadline, Now};
 use crate::model::options::QueueOptions;
 use crate::model::peer::{GroupStart, Name, Registration};
@@ -26,7 +27,7 @@ pub struct CursorKey {
 }
 
 /// A claim on a partition's next messages, live or lapsed, until it is released or replaced.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Lease {
     pub record: LeaseRecord,
     pub expires: Deadline,
@@ -36,7 +37,13 @@ pub struct Lease {
     /// Attempt marker before this claim, for giving it back.
     pub attempt_before: (Offset, u32),
     /// Id table fingerprints of `first..=end`; empty after a restart, then read from the log.
-    pub ids: Rc<[u64]>,
+    pub ids: Vec<u64>,
+}
+
+impl Reuse for Lease {
+    fn empty(&mut self) -> usize {
+        self.ids.empty()
+    }
 }
 
 /// Where a group stands in one partition.

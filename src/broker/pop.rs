@@ -13,7 +13,7 @@ use super::deadlines::DeadlineKey;
 use super::effect::Effects;
 use super::shard::{Event, Shard};
 use super::task::Task;
-use crate::base::buf::{Gather, IoBuf};
+use crate::base::buf::IoBuf;
 use crate::base::hash::partition_hash;
 use crate::base::ids::{LeaseId, ShardId, Token};
 use crate::base::limits;
@@ -326,8 +326,11 @@ impl<B: IoBuf> Shard<B> {
         claims: Result<Vec<PeerClaim>, Refusal>,
         fx: &mut Effects<B>,
     ) {
-        let claims = claims.map(|claims| {
-            claims.into_iter().map(|claim| from_peer(queue, claim)).collect::<Vec<_>>()
+        let claims = claims.map(|mut claims| {
+            let mut out = self.spares.claims.take();
+            out.extend(claims.drain(..).map(|claim| self.spares.received_claim(queue, claim)));
+            self.spares.peer_claims.put(claims);
+            out
         });
         self.claimed(now, task, group, lease_id, claims, fx);
     }
@@ -355,7 +358,11 @@ impl<B: IoBuf> Shard<B> {
                 let taken = u32::try_from(taken).unwrap_or(u32::MAX);
                 pop.spec.batch = pop.spec.batch.saturating_sub(taken);
                 pop.spec.partitions = pop.spec.partitions.saturating_sub(claims.len() as u32);
-                pop.claims.extend(claims);
+                if pop.claims.is_empty() {
+                    pop.claims = claims;
+                } else {
+                    pop.claims.extend(claims);
+                }
             }
             Err(refusal) => pop.refusal = Some(refusal),
         }
@@ -556,18 +563,4 @@ impl<B: IoBuf> Shard<B> {
 fn has_labels(image: &QueueImage, namespace: &str, task: &str) -> bool {
     (namespace.is_empty() || image.options.namespace == namespace)
         && (task.is_empty() || image.options.task == task)
-}
-
-fn from_peer<B>(queue: &str, claim: PeerClaim) -> Claim<B> {
-    Claim {
-        queue: queue.to_owned(),
-        partition: claim.partition,
-        partition_id: claim.partition_id,
-        since: claim.since,
-        start: claim.start,
-        end: claim.end,
-        epoch: claim.epoch,
-        attempt: claim.attempt,
-        batches: claim.batches.into_iter().map(Gather::Owned).collect(),
-    }
 }

@@ -223,7 +223,7 @@ impl<B: IoBuf> Shard<B> {
         let index = batch.count as usize;
         batch.count += 1;
         if batch.pieces.is_empty() {
-            let mut frames = self.spares.frames.take();
+            let mut frames = self.spares.bytes.take();
             frames.reserve(bytes());
             batch.pieces = smallvec![PushPiece { frames, ..PushPiece::default() }];
         }

@@ -272,7 +272,7 @@ impl<'a> PartitionRecord<'a> {
 
 /// A lease as the log keeps it. Time is (granted, length), so that a restart can shorten what
 /// is left but a clock that went back cannot lengthen it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct LeaseRecord {
     pub id: LeaseId,
     pub first: Offset,

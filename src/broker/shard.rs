@@ -94,7 +94,6 @@ pub(super) enum Event {
 
 /// What waits for a log position.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "moved twice; a box would cost an allocation each")]
 pub(super) enum Deferred<B> {
     Reply {
         token: Token,
@@ -113,7 +112,7 @@ pub(super) enum Deferred<B> {
     /// A catalog change of ours can go to the other shards.
     ChangeDurable(u64),
     /// A claim with all its data.
-    Claimed(Box<ClaimJob<B>>),
+    Claimed(ClaimJob<B>),
     CatalogSynced {
         from: ShardId,
     },
@@ -160,11 +159,11 @@ pub struct Shard<B: IoBuf> {
     pub(super) tasks: HashMap<TaskId, Task<B>, ahash::RandomState>,
     /// Waiting or visiting pops by the token of their client.
     pub(super) pops: BTreeMap<Token, TaskId>,
-    pub(super) claim_jobs: HashMap<u64, Box<ClaimJob<B>>, ahash::RandomState>,
+    pub(super) claim_jobs: HashMap<u64, ClaimJob<B>, ahash::RandomState>,
     pub(super) waiting_pushes: BTreeMap<u64, WaitingPush<B>>,
     /// Always there but inside the step that uses it.
     pub(super) scratch: Option<Box<Scratch>>,
-    pub(super) spares: Spares,
+    pub(super) spares: Spares<B>,
     pub(super) nonces: Nonces,
     /// Work in line behind transactions and pushes that read, and whose turn has come.
     pub(super) turns: Turns,
@@ -378,7 +377,7 @@ impl<B: IoBuf> Shard<B> {
                 self.visible(now, slot, to, fx);
             }
             Deferred::ChangeDurable(id) => self.change_durable(now, id, fx),
-            Deferred::Claimed(job) => self.claim_durable(now, *job, fx),
+            Deferred::Claimed(job) => self.claim_durable(now, job, fx),
             Deferred::CatalogSynced { from } => self.send(from, PeerMsg::CatalogSynced, fx),
             Deferred::Committed(transaction) => self.committed(now, transaction, fx),
         }
@@ -400,7 +399,7 @@ impl<B: IoBuf> Shard<B> {
                         self.send(to, msg, fx);
                     }
                 }
-                Deferred::Claimed(job) => self.claim_failed(*job, &refusal, fx),
+                Deferred::Claimed(job) => self.claim_failed(job, &refusal, fx),
                 Deferred::Committed(transaction) => {
                     self.transaction_failed(transaction, &refusal, fx);
                 }

@@ -22,6 +22,7 @@ use super::traces::Traces;
 use super::undecided::Undecided;
 use crate::base::ids::{LeaseId, LogPosition, Offset, PartitionId, SegmentId, ShardId};
 use crate::base::limits;
+use crate::base::spare::Spare;
 use crate::base::time::{Deadline, Now};
 use crate::log::Record;
 use crate::model::frame::BatchHead;
@@ -35,9 +36,11 @@ pub(super) struct State {
     pub dedup: Dedup,
     pub deadlines: Deadlines<Event>,
     /// Which cursors a lease is on.
-    pub leases: HashMap<LeaseId, Vec<CursorKey>, ahash::RandomState>,
+    pub leases: HashMap<LeaseId, SmallVec<[CursorKey; 1]>, ahash::RandomState>,
     /// Cursors in `leases`.
     pub leased_partitions: u64,
+    /// Memory for the next ones.
+    pub spare_leases: Spare<Rc<Lease>>,
     /// Released leases in the order of their release, so that the oldest are forgotten first.
     pub released: VecDeque<(CursorKey, LeaseId, i64)>,
     pub segments: Segments,
@@ -67,6 +70,7 @@ impl State {
             deadlines: Deadlines::default(),
             leases: HashMap::with_hasher(ahash::RandomState::with_seeds(9, 10, 11, 12)),
             leased_partitions: 0,
+            spare_leases: Spare::default(),
             released: VecDeque::new(),
             segments: Segments::default(),
             dead_letters: DeadLetters::default(),
@@ -328,6 +332,7 @@ impl State {
                 self.leased_partitions += 1;
             }
         }
+        old.and_then(|c| c.lease).into_iter().for_each(|lease| self.spare_leases.put(lease));
     }
 
     pub fn unindex_lease(&mut self, id: LeaseId, key: CursorKey) {
@@ -536,6 +541,6 @@ fn revived(record: LeaseRecord, now: Now) -> Lease {
         timer: None,
         reserved: false,
         attempt_before: (Offset(0), 0),
-        ids: Rc::from([]),
+        ids: Vec::new(),
     }
 }

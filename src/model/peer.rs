@@ -168,7 +168,7 @@ pub struct PeerClaim {
     pub epoch: u64,
     pub attempt: u32,
     /// Batch heads and bytes, as `reply::Claim` has them.
-    pub batches: Vec<Vec<u8>>,
+    pub batches: SmallVec<[Vec<u8>; 1]>,
 }
 
 /// A waiting pop's place in line.

@@ -249,7 +249,7 @@ pub fn encode_detail(
     opener: &mut Opener,
     out: &mut Vec<u8>,
 ) -> Result<(), Refusal> {
-    let Opener { inflating, decrypting } = opener;
+    let Opener { inflating, decrypting, .. } = opener;
     let frames = inflate(&detail.body, inflating)?;
     let frame = frame::frames(frames).nth(detail.index as usize);
     let frame = frame.ok_or_else(|| unshowable("a stored batch is shorter than its count"))?;

@@ -13,6 +13,17 @@ use crate::model::frame::{self, BatchHead, Frame};
 pub struct Opener {
     pub(super) inflating: Inflating,
     pub(super) decrypting: Decrypting,
+    pub(super) around: Around,
+}
+
+/// What is the same around all messages of a claim, or of a batch.
+#[derive(Default)]
+pub(super) struct Around {
+    pub created_at: Vec<u8>,
+    /// From the end of `createdAt` to the offset.
+    pub middle: Vec<u8>,
+    /// What follows the offset.
+    pub end: Vec<u8>,
 }
 
 /// Beside [`Decrypting`], so that a payload can be decrypted out of an inflated batch.

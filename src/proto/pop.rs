@@ -7,6 +7,7 @@ use std::borrow::Cow;
 
 use smallvec::SmallVec;
 
+use super::opener::Around;
 pub use super::opener::Opener;
 pub use super::pop_frames::{Piece, encode_frames, fits_frames};
 
@@ -178,10 +179,13 @@ fn write_reply<B: IoBuf>(
     out.extend_from_slice(b",\"messages\":[");
     let messages_start = out.len();
     for claim in &reply.claims {
-        let mut messages = MessageWriter::new(reply, claim, &lease, discovery);
-        for batch in &claim.batches {
-            messages.write_batch(batch, messages_start, opener, out)?;
-        }
+        let mut messages = MessageWriter { claim, around: std::mem::take(&mut opener.around) };
+        messages.begin(reply, &lease, discovery);
+        let mut batches = claim.batches.iter();
+        let written =
+            batches.try_for_each(|batch| messages.write_batch(batch, messages_start, opener, out));
+        opener.around = messages.around;
+        written?;
     }
     out.extend_from_slice(b"],\"partitionsClaimed\":");
     json::write_integer(out, reply.claims.len());
@@ -221,36 +225,30 @@ const MESSAGE_BYTES: usize = 160;
 /// Writes the messages of one claim. What is the same for all of them is put to text once.
 struct MessageWriter<'c, B> {
     claim: &'c Claim<B>,
-    /// From the end of `createdAt` to the offset.
-    middle: Vec<u8>,
-    /// What follows the offset.
-    end: Cow<'static, [u8]>,
-    created_at: Vec<u8>,
+    around: Around,
 }
 
-impl<'c, B: IoBuf> MessageWriter<'c, B> {
-    fn new(reply: &PopReply<B>, claim: &'c Claim<B>, lease: &[u8], discovery: bool) -> Self {
-        let mut middle = Vec::with_capacity(192);
+impl<B: IoBuf> MessageWriter<'_, B> {
+    fn begin(&mut self, reply: &PopReply<B>, lease: &[u8], discovery: bool) {
+        let (claim, Around { middle, end, .. }) = (self.claim, &mut self.around);
+        middle.clear();
+        end.clear();
         middle.extend_from_slice(b"\",\"partitionId\":\"");
-        json::write_integer(&mut middle, claim.partition_id.0);
+        json::write_integer(middle, claim.partition_id.0);
         middle.extend_from_slice(b"\",\"partition\":");
-        json::write_string(&mut middle, &claim.partition);
+        json::write_string(middle, &claim.partition);
         middle.extend_from_slice(b",\"leaseId\":\"");
         middle.extend_from_slice(lease);
         middle.extend_from_slice(b"\",\"consumerGroup\":");
-        json::write_string(&mut middle, &reply.group);
+        json::write_string(middle, &reply.group);
         middle.extend_from_slice(b",\"deliveryAttempt\":");
-        json::write_integer(&mut middle, claim.attempt);
+        json::write_integer(middle, claim.attempt);
         middle.extend_from_slice(b",\"offset\":");
-        let end = if discovery {
-            let mut end = b",\"queue\":".to_vec();
-            json::write_string(&mut end, &claim.queue);
-            end.push(b'}');
-            Cow::Owned(end)
-        } else {
-            Cow::Borrowed(&b"}"[..])
-        };
-        Self { claim, middle, end, created_at: Vec::with_capacity(24) }
+        if discovery {
+            end.extend_from_slice(b",\"queue\":");
+            json::write_string(end, &claim.queue);
+        }
+        end.push(b'}');
     }
 
     /// `messages_start`: where the array of messages begins in `out`.
@@ -261,7 +259,7 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
         opener: &mut Opener,
         out: &mut Vec<u8>,
     ) -> Result<(), Refusal> {
-        let Opener { inflating, decrypting } = opener;
+        let Opener { inflating, decrypting, .. } = opener;
         let bytes = batch.contiguous();
         let (head, stored) = split_batch(&bytes)?;
         let mut rest = inflating.frames(&head, stored)?;
@@ -269,15 +267,17 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
         if rest.len() / FRAME_BYTES_MIN < head.count as usize {
             return Err(unshowable("a stored batch is shorter than its count"));
         }
-        self.created_at.clear();
-        time::write_millis(&mut self.created_at, head.created_at_us);
+        self.around.created_at.clear();
+        time::write_millis(&mut self.around.created_at, head.created_at_us);
         let (first, end) =
             (head.base_offset.0, head.base_offset.0.saturating_add(head.count.into()));
         let (start, last) = (self.claim.start.0, self.claim.end.0);
         // All of the batch is the common case; of one that overhangs, its share.
         let shown = end.min(last.saturating_add(1)).saturating_sub(first.max(start)) as usize;
         let share = rest.len() * shown / (head.count as usize).max(1);
-        out.reserve(share + shown * (self.middle.len() + self.end.len() + MESSAGE_BYTES));
+        out.reserve(
+            share + shown * (self.around.middle.len() + self.around.end.len() + MESSAGE_BYTES),
+        );
         for offset in first..end {
             if offset > last {
                 break;
@@ -319,10 +319,10 @@ impl<'c, B: IoBuf> MessageWriter<'c, B> {
                 out.extend_from_slice(b"\",\"createdAt\":\"");
             }
         }
-        out.extend_from_slice(&self.created_at);
-        out.extend_from_slice(&self.middle);
+        out.extend_from_slice(&self.around.created_at);
+        out.extend_from_slice(&self.around.middle);
         json::write_integer(out, offset);
-        out.extend_from_slice(&self.end);
+        out.extend_from_slice(&self.around.end);
     }
 }
 

@@ -310,7 +310,11 @@ async fn pop(
     };
     drop(request);
     match answering.await {
-        Reply::Pop(reply) if reply.claims.is_empty() => show_empty(node, &reply, discovery),
+        Reply::Pop(reply) if reply.claims.is_empty() => {
+            let answer = show_empty(node, &reply, discovery);
+            shard.spent(Reply::Pop(reply));
+            answer
+        }
         Reply::Pop(reply) => {
             show_claims(node, Claimed::new(shard.clone(), reply), discovery, frames)
         }

@@ -459,7 +459,9 @@ impl Claimed {
 
     /// The socket has taken all of it.
     pub fn sent(mut self) {
-        self.reply = None;
+        if let Some(reply) = self.reply.take() {
+            self.shard.spent(Reply::Pop(reply));
+        }
     }
 }
 
