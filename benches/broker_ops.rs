@@ -69,7 +69,7 @@ impl Bench {
                 error: None,
             })
             .collect();
-        let request = AckRequest { group: QUEUE_MODE.into(), items };
+        let request = AckRequest { group: QUEUE_MODE.into(), items: &items };
         let reply = self.0.run(Command::Ack(&request));
         assert!(matches!(reply, Reply::Ack(r) if r.iter().all(|a| a.success)));
     }

@@ -2,8 +2,10 @@
 //! answer's bytes: the real codec, proto and core, over a disk that answers at once. What glommio
 //! allocates for its tasks and operations is not in here.
 //!
-//! The bounds are what was measured. They are not zero yet; what they guard is that a request's
-//! allocations do not grow with its messages.
+//! The bounds are what was measured. Two allocations of each request are the test's own: the heap
+//! buffer of the one write it makes, in place of the executor's registered memory. A push also
+//! makes the broker's tables grow now and then. What is left besides are lists of a request of
+//! many messages: their number does not grow with the messages.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
@@ -86,10 +88,13 @@ impl Server {
     fn ack(&mut self, bytes: &[u8]) {
         let request = self.receive(bytes);
         let acks = ack::decode_batch(&request.body).unwrap();
-        let Reply::Ack(results) = self.core.run(Command::Ack(&acks)) else { panic!("an ack") };
+        let Reply::Ack(results) = self.core.run(Command::Ack(&acks.request())) else {
+            panic!("an ack")
+        };
         assert!(results.iter().all(|result| result.success));
         self.out.clear();
         ack::encode(&acks.items, &results, &mut self.out);
+        self.core.spent(Reply::Ack(results));
     }
 }
 
@@ -147,8 +152,8 @@ fn measure(batch: usize) -> [f64; 3] {
 fn a_requests_allocations_do_not_grow_with_its_messages() {
     let (one, hundred) = (measure(1), measure(100));
     println!("allocations of a push, pop and ack of 1 message {one:.1?}, of 100 {hundred:.1?}");
-    // Some lists grow by doubling, which is what a hundred may cost more.
-    let bounds = [("push", 3.0, 10.0), ("pop", 2.5, 1.0), ("ack", 11.0, 11.0)];
+    // Lists of more than a few are not kept inline, which is what a hundred may cost more.
+    let bounds = [("push", 3.0, 6.5), ("pop", 2.5, 1.0), ("ack", 2.5, 9.0)];
     for (at, (name, most, growth)) in bounds.into_iter().enumerate() {
         assert!(one[at] <= most, "{name} of one message: {}", one[at]);
         let grown = hundred[at] - one[at];

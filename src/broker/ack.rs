@@ -16,7 +16,7 @@ use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End, Lease};
 use super::leased_ids::LeasedIds;
 use super::partition::{BatchRef, Partition, Slot};
-use super::records::{self, DeadLetterRecord, ReleasedRecord};
+use super::records::{self, DeadLetterRecord, LeaseRecord, ReleasedRecord};
 use super::settle::{Batch, CursorChange, Place, Settled, settle};
 use super::shard::{ReadUse, Shard};
 use super::task::Task;
@@ -160,7 +160,8 @@ impl<B: IoBuf> Shard<B> {
     ) {
         self.history.total.ack_requests += 1;
         let mut parts: SmallVec<[(ShardId, PeerAcks); 2]> = SmallVec::new();
-        let results = vec![refused(NO_PARTITION); request.items.len()];
+        let mut results = self.spares.ack_results.take();
+        results.resize(request.items.len(), refused(NO_PARTITION));
         // Neighbours mostly name one lease: its text is read once.
         let (mut lease_text, mut lease) = ("", GivenLease::None);
         for (index, item) in request.items.iter().enumerate() {
@@ -169,7 +170,9 @@ impl<B: IoBuf> Shard<B> {
                 continue;
             };
             let at = parts.iter().position(|(known, _)| *known == shard).unwrap_or_else(|| {
-                parts.push((shard, PeerAcks::with_capacity(request.items.len())));
+                let mut acks = self.spares.acks.take();
+                acks.reserve(request.items.len());
+                parts.push((shard, acks));
                 parts.len() - 1
             });
             if *lease_text != *item.lease_id {
@@ -186,7 +189,7 @@ impl<B: IoBuf> Shard<B> {
         let left = parts.len();
         let task = self.new_task(Task::Ack(AckTask { token, results, left, refusal: None }));
         for (shard, acks) in parts {
-            let group = request.group.clone().into_owned();
+            let group = self.spares.texts.text(&request.group);
             if shard == self.config.shard {
                 self.ack_owned(now, shard, task, group, acks, fx);
             } else {
@@ -204,10 +207,11 @@ impl<B: IoBuf> Shard<B> {
         let Some(Task::Ack(ack)) = self.tasks.get_mut(&task) else { return };
         ack.left -= 1;
         match result {
-            Ok(results) => {
-                for (index, result) in results {
+            Ok(mut results) => {
+                for (index, result) in results.drain(..) {
                     ack.results[index as usize] = result;
                 }
+                self.spares.placed_results.put(results);
             }
             Err(refusal) => ack.refusal = Some(refusal),
         }
@@ -298,9 +302,11 @@ impl<B: IoBuf> Shard<B> {
         keys.map(Resource::Cursor).collect()
     }
 
-    /// Settles every (partition, lease) of the request, in order of appearance.
+    /// Settles every (partition, lease) of the request, in order of appearance. The job is then
+    /// used up.
     pub(super) fn settle_acks(&mut self, now: Now, job: &mut AckJob, fx: &mut Effects<B>) {
-        let mut results = Vec::with_capacity(job.acks.items.len());
+        let mut results = self.spares.placed_results.take();
+        results.reserve(job.acks.items.len());
         let mut refusal = None;
         let mut items: SmallVec<[Item<'_>; 4]> = SmallVec::new();
         for places in by_target(&job.acks).chunk_by(|a, b| job.target_of(*a) == job.target_of(*b)) {
@@ -308,18 +314,22 @@ impl<B: IoBuf> Shard<B> {
             items.extend(places.iter().map(|at| job.item(*at as usize)));
             let target = job.acks.targets[job.target_of(places[0])];
             match self.ack_target(now, target, &job.group, &items, &job.tables, fx) {
-                Ok(judged) => {
+                Ok(mut judged) => {
                     self.counters.acked += judged.iter().filter(|r| r.success).count() as u64;
                     let done = items.iter().zip(&judged).map(|(item, result)| {
                         result.success && item.status == AckStatus::Completed
                     });
                     let conflated = judged.iter().filter_map(|result| result.conflated).max();
                     self.count_acks((job.from, job.task), target.partition_id, done, conflated);
-                    results.extend(items.iter().map(|i| i.index).zip(judged));
+                    results.extend(items.iter().map(|i| i.index).zip(judged.drain(..)));
+                    self.spares.ack_results.put(judged);
                 }
                 Err(error) => refusal = Some(error),
             }
         }
+        drop(items);
+        self.spares.acks.put(std::mem::take(&mut job.acks));
+        self.spares.texts.put(std::mem::take(&mut job.group));
         let result = refusal.map_or(Ok(results), Err);
         self.send_durable(job.from, PeerMsg::Acked { task: job.task, result });
     }
@@ -401,12 +411,13 @@ impl<B: IoBuf> Shard<B> {
         // How many messages went undelivered with the one that was acked.
         let acked = settled.complete && settled.spent.is_empty();
         let conflated = conflating.filter(|_| acked).map(|end| end.0.saturating_sub(first.0));
-        let results = judged.iter().map(|(status, place)| AckResult {
+        let mut results = self.spares.ack_results.take();
+        results.extend(judged.iter().map(|(status, place)| AckResult {
             lease_released: settled.release,
             conflated: conflated.filter(|_| matches!(place, Place::At(_))),
             ..verdict(*status, *place, held.is_some())
-        });
-        Judgement::Settles(results.collect(), settled)
+        }));
+        Judgement::Settles(results, settled)
     }
 
     /// The cursor an ack is judged by. One that was never written only says that the partition
@@ -458,11 +469,12 @@ impl<B: IoBuf> Shard<B> {
             (false, count) => (settled.next, count),
         };
         let completes = cursor.lease.as_ref().filter(|_| settled.release && settled.complete);
-        let released = completes.map(|lease| ReleasedRecord {
-            id: lease.record.id,
-            first: lease.record.first,
-            end: lease.record.end,
-            at_us: now.wall_us,
+        let released = completes.map(|lease| {
+            let LeaseRecord { id, first, end, .. } = lease.record;
+            let mut released = self.state.spare_released.take();
+            let fresh = Rc::get_mut(&mut released).expect("what is kept has no other holder");
+            *fresh = ReleasedRecord { id, first, end, at_us: now.wall_us };
+            released
         });
         let (next, retry_count) = (settled.next, settled.retry_count);
         Some(CursorChange { next, retry_count, attempt, release: settled.release, released, filed })
@@ -499,7 +511,7 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         key: CursorKey,
-        released: Option<ReleasedRecord>,
+        released: Option<Rc<ReleasedRecord>>,
         ended: Option<Rc<Lease>>,
         fx: &mut Effects<B>,
     ) {
@@ -552,9 +564,9 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn forget_oldest_released(&mut self) {
         let Some((key, id, _)) = self.state.released.pop_front() else { return };
         if let Some(cursor) = self.state.cursor_mut(key)
-            && cursor.released.as_ref().is_some_and(|r| r.id == id)
+            && let Some(released) = cursor.released.take_if(|r| r.id == id)
         {
-            cursor.released = None;
+            self.state.spare_released.put(released);
         }
     }
 

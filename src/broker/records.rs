@@ -2,6 +2,7 @@
 //! `src/log/FORMAT.md`; every integer is little-endian, a string is `u16 length | UTF-8`.
 
 use crate::base::ids::{LeaseId, LogPosition, MessageId, Offset};
+use crate::base::spare::Reuse;
 use smallvec::SmallVec;
 
 use crate::model::peer::{GroupImage, GroupStart, Name, QueueImage, Registration, Subscribed};
@@ -284,12 +285,18 @@ pub struct LeaseRecord {
 }
 
 /// The lease that was released last by settling its whole batch.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ReleasedRecord {
     pub id: LeaseId,
     pub first: Offset,
     pub end: Offset,
     pub at_us: i64,
+}
+
+impl Reuse for ReleasedRecord {
+    fn empty(&mut self) -> usize {
+        0
+    }
 }
 
 /// One dead letter: a row, and where its message lies.

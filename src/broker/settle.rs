@@ -158,7 +158,7 @@ pub(super) struct CursorChange {
     pub attempt: (Offset, u32),
     /// The lease ends.
     pub release: bool,
-    pub released: Option<ReleasedRecord>,
+    pub released: Option<Rc<ReleasedRecord>>,
     pub filed: Vec<DeadLetterRecord>,
 }
 
@@ -168,15 +168,15 @@ impl CursorChange {
         cursor.next = self.next;
         cursor.retry_count = self.retry_count;
         (cursor.attempt_offset, cursor.attempt_count) = self.attempt;
-        if let Some(released) = self.released {
-            cursor.released = Some(Rc::new(released));
+        if let Some(released) = &self.released {
+            cursor.released = Some(released.clone());
         }
         if self.release { cursor.lease.take() } else { None }
     }
 
     /// This change and then another one of the same cursor.
     pub(super) fn followed_by(&mut self, next: Self) {
-        let (released, mut filed) = (self.released, std::mem::take(&mut self.filed));
+        let (released, mut filed) = (self.released.take(), std::mem::take(&mut self.filed));
         filed.extend(next.filed);
         let release = self.release || next.release;
         *self = Self { release, released: next.released.or(released), filed, ..next };

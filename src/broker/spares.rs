@@ -2,17 +2,21 @@
 
 use super::claim::Claiming;
 use crate::base::buf::{Gather, IoBuf};
-use crate::base::spare::{Reuse, Spare};
-use crate::model::peer::{PeerClaim, PushBatch};
-use crate::model::reply::{Claim, PushResult, Reply};
+use crate::base::spare::Spare;
+use crate::model::peer::{PeerAcks, PeerClaim, PushBatch};
+use crate::model::reply::{AckResult, Claim, PushResult, Reply};
 
 pub(super) struct Spares<B> {
     pub batches: Spare<PushBatch>,
     /// Frames of pieces, and batches on their way to another shard.
     pub bytes: Spare<Vec<u8>>,
-    /// Names in claims and replies.
+    /// Names in claims, acks and replies.
     pub texts: Spare<String>,
     pub push_results: Spare<Vec<PushResult>>,
+    pub acks: Spare<PeerAcks>,
+    pub ack_results: Spare<Vec<AckResult>>,
+    /// With the places of their items.
+    pub placed_results: Spare<Vec<(u32, AckResult)>>,
     pub claimings: Spare<Vec<Claiming<B>>>,
     pub gathers: Spare<Vec<Gather<B>>>,
     pub claims: Spare<Vec<Claim<B>>>,
@@ -26,6 +30,9 @@ impl<B> Default for Spares<B> {
             bytes: Spare::default(),
             texts: Spare::default(),
             push_results: Spare::default(),
+            acks: Spare::default(),
+            ack_results: Spare::default(),
+            placed_results: Spare::default(),
             claimings: Spare::default(),
             gathers: Spare::default(),
             claims: Spare::default(),
@@ -45,6 +52,7 @@ impl<B: IoBuf> Spares<B> {
     pub(super) fn put_reply(&mut self, reply: Reply<B>) {
         match reply {
             Reply::Push(results) => self.push_results.put(results),
+            Reply::Ack(results) => self.ack_results.put(results),
             Reply::Pop(mut pop) => {
                 self.texts.put(pop.queue);
                 self.texts.put(pop.group);
@@ -108,13 +116,5 @@ impl<B: IoBuf> Spares<B> {
             attempt: claim.attempt,
             batches,
         }
-    }
-}
-
-impl Reuse for PushBatch {
-    fn empty(&mut self) -> usize {
-        self.pieces.clear();
-        (self.incarnation, self.count) = (0, 0);
-        self.queue.empty() + self.partition.empty() + self.minted.empty()
     }
 }

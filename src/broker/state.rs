@@ -14,7 +14,7 @@ use super::group_state::Grave;
 use super::partition::{BatchRef, Partition, Partitions, Slot};
 use super::queue::{Catalog, Queue};
 use super::records::{
-    self, CursorRecord, DeadLetterRecord, LeaseRecord, Malformed, PartitionRecord,
+    self, CursorRecord, DeadLetterRecord, LeaseRecord, Malformed, PartitionRecord, ReleasedRecord,
 };
 use super::segments::Segments;
 use super::shard::Event;
@@ -41,6 +41,7 @@ pub(super) struct State {
     pub leased_partitions: u64,
     /// Memory for the next ones.
     pub spare_leases: Spare<Rc<Lease>>,
+    pub spare_released: Spare<Rc<ReleasedRecord>>,
     /// Released leases in the order of their release, so that the oldest are forgotten first.
     pub released: VecDeque<(CursorKey, LeaseId, i64)>,
     pub segments: Segments,
@@ -71,6 +72,7 @@ impl State {
             leases: HashMap::with_hasher(ahash::RandomState::with_seeds(9, 10, 11, 12)),
             leased_partitions: 0,
             spare_leases: Spare::default(),
+            spare_released: Spare::default(),
             released: VecDeque::new(),
             segments: Segments::default(),
             dead_letters: DeadLetters::default(),
@@ -332,7 +334,10 @@ impl State {
                 self.leased_partitions += 1;
             }
         }
-        old.and_then(|c| c.lease).into_iter().for_each(|lease| self.spare_leases.put(lease));
+        if let Some(old) = old {
+            old.lease.into_iter().for_each(|lease| self.spare_leases.put(lease));
+            old.released.into_iter().for_each(|released| self.spare_released.put(released));
+        }
     }
 
     pub fn unindex_lease(&mut self, id: LeaseId, key: CursorKey) {

@@ -166,7 +166,7 @@ pub struct AckItem<'a> {
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct AckRequest<'a> {
     pub group: Cow<'a, str>,
-    pub items: Vec<AckItem<'a>>,
+    pub items: &'a [AckItem<'a>],
 }
 
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -17,6 +17,7 @@ use super::reply::{AckResult, Counts, PushResult, ShardStats};
 use super::traffic::WalkStep;
 use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
 use crate::base::ids::{LeaseId, Offset, PartitionId};
+use crate::base::spare::Reuse;
 use crate::base::time::Deadline;
 
 /// The name of a queue, a partition or a group that messages share instead of copying it.
@@ -117,6 +118,14 @@ pub struct PushBatch {
     pub count: u32,
     /// Bit i: the broker minted item i's transaction id, so no other message can carry it.
     pub minted: Vec<u64>,
+}
+
+impl Reuse for PushBatch {
+    fn empty(&mut self) -> usize {
+        self.pieces.clear();
+        (self.incarnation, self.count) = (0, 0);
+        self.queue.empty() + self.partition.empty() + self.minted.empty()
+    }
 }
 
 /// Frames that are stored together.
@@ -227,14 +236,16 @@ struct TextRange {
 }
 
 impl PeerAcks {
-    /// For this many items with ids of the usual length.
     pub fn with_capacity(items: usize) -> Self {
-        Self {
-            text: String::with_capacity(items * 40),
-            targets: SmallVec::new(),
-            known: None,
-            items: Vec::with_capacity(items),
-        }
+        let mut acks = Self::default();
+        acks.reserve(items);
+        acks
+    }
+
+    /// Makes room for this many items with ids of the usual length.
+    pub fn reserve(&mut self, items: usize) {
+        self.text.reserve(items * 40);
+        self.items.reserve(items);
     }
 
     pub fn push(
@@ -290,6 +301,14 @@ impl PeerAcks {
 
     pub fn error(&self, item: &PeerAck) -> Option<&str> {
         item.error.map(|error| &self.text[error.from as usize..error.to as usize])
+    }
+}
+
+impl Reuse for PeerAcks {
+    fn empty(&mut self) -> usize {
+        self.targets.clear();
+        self.known = None;
+        self.text.empty() + self.items.empty()
     }
 }
 

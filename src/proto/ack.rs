@@ -8,9 +8,10 @@ use std::borrow::Cow;
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
+use smallvec::smallvec;
 
 use super::check_budget;
-use super::json::{self, Object, Text};
+use super::json::{self, Items, Objects, Text};
 use crate::base::ids::PartitionId;
 use crate::base::limits;
 use crate::model::command::{AckItem, AckRequest, AckStatus, QUEUE_MODE};
@@ -38,13 +39,26 @@ struct WireItem<'a> {
 #[derive(Deserialize)]
 struct WireBatch<'a> {
     #[serde(borrow)]
-    acknowledgments: Vec<Object<WireItem<'a>>>,
+    acknowledgments: Objects<WireItem<'a>>,
     #[serde(borrow, rename = "consumerGroup")]
     group: Option<Text<'a>>,
 }
 
+/// What a body asks for, in either form.
+#[derive(PartialEq, Eq, Debug)]
+pub struct AckBody<'a> {
+    pub group: Cow<'a, str>,
+    pub items: Items<AckItem<'a>>,
+}
+
+impl AckBody<'_> {
+    pub fn request(&self) -> AckRequest<'_> {
+        AckRequest { group: Cow::Borrowed(&self.group), items: &self.items }
+    }
+}
+
 /// The body of a single ack.
-pub fn decode_one(body: &[u8]) -> Result<AckRequest<'_>, Refusal> {
+pub fn decode_one(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
     let wire: WireItem<'_> = json::read_object(body)?;
     let named = match wire.group {
         None => None,
@@ -53,15 +67,15 @@ pub fn decode_one(body: &[u8]) -> Result<AckRequest<'_>, Refusal> {
             Err(error) => return Err(json::bad_body(&error)),
         },
     };
-    Ok(AckRequest { group: check_group(named)?, items: vec![wire.into_item()] })
+    Ok(AckBody { group: check_group(named)?, items: smallvec![wire.into_item()] })
 }
 
 /// The body of a batch: one group for all items.
-pub fn decode_batch(body: &[u8]) -> Result<AckRequest<'_>, Refusal> {
+pub fn decode_batch(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
     let wire: WireBatch<'_> = json::read_object(body)?;
     let group = check_group(wire.group)?;
-    let items = wire.acknowledgments.into_iter().map(|Object(item)| item.into_item()).collect();
-    Ok(AckRequest { group, items })
+    let items = wire.acknowledgments.0.into_iter().map(WireItem::into_item).collect();
+    Ok(AckBody { group, items })
 }
 
 pub(super) fn check_group(named: Option<Text<'_>>) -> Result<Cow<'_, str>, Refusal> {
@@ -188,7 +202,7 @@ mod tests {
             lease_id: "l".into(),
             error: Some("why".into()),
         };
-        assert_eq!(read, AckRequest { group: "g".into(), items: vec![want.clone()] });
+        assert_eq!(read, AckBody { group: "g".into(), items: smallvec![want.clone()] });
         let item = queen_protocol::AckBatchItem {
             transaction_id: single.transaction_id.clone(),
             partition_id: single.partition_id.clone(),
@@ -203,7 +217,7 @@ mod tests {
         let body = serde_json::to_vec(&batch).unwrap();
         let read = decode_batch(&body).unwrap();
         assert_eq!(read.group, QUEUE_MODE);
-        assert_eq!(read.items, [want.clone(), want]);
+        assert_eq!(*read.items, [want.clone(), want]);
         assert!(decode_batch(b"{\"acknowledgments\":[]}").unwrap().items.is_empty());
     }
 

@@ -20,7 +20,12 @@ use crate::model::reply::PushResult;
 /// Reads a JSON push body.
 pub fn decode(body: &[u8]) -> Result<Items<PushItem<'_>>, Refusal> {
     let wire: WirePush<'_> = json::read_object(body)?;
-    wire.items.0.into_iter().map(WireItem::check).collect()
+    // Collecting results would not know how many there are, and grow step by step.
+    let mut items = Items::with_capacity(wire.items.0.len());
+    for item in wire.items.0 {
+        items.push(item.check()?);
+    }
+    Ok(items)
 }
 
 #[derive(Deserialize)]

@@ -351,14 +351,13 @@ fn show_claims(
     Ok(Answer { claimed: Some(claimed), ..answer })
 }
 
-async fn ack(
-    shard: &Rc<ShardHandle>,
-    request: crate::model::command::AckRequest<'_>,
-) -> Result<Answer, Refusal> {
-    match shard.handle(Command::Ack(&request)).await {
+async fn ack(shard: &Rc<ShardHandle>, body: ack::AckBody<'_>) -> Result<Answer, Refusal> {
+    match shard.handle(Command::Ack(&body.request())).await {
         // The answer names the items again.
         Reply::Ack(results) => {
-            Ok(Answer::json(200, |out| ack::encode(&request.items, &results, out)))
+            let answer = Answer::json(200, |out| ack::encode(&body.items, &results, out));
+            shard.spent(Reply::Ack(results));
+            Ok(answer)
         }
         other => Err(unexpected(&other)),
     }

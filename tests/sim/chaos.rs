@@ -225,7 +225,7 @@ impl Chaos {
             }
         }
         let shard = self.shard();
-        let request = AckRequest { group: group.clone().into(), items: items.clone() };
+        let request = AckRequest { group: group.clone().into(), items: &items };
         let token = self.world.command(shard, Command::Ack(&request))?;
         self.say(|| format!("{token} ack {group} {items:?}"));
         self.open.insert(token, Sent::Ack { group, items });

@@ -530,7 +530,7 @@ impl Exact {
             }
         }
         let shown = items.clone();
-        let request = AckRequest { group: group.into(), items };
+        let request = AckRequest { group: group.into(), items: &items };
         let reply = self.command(Command::Ack(&request))?;
         let Reply::Ack(results) = reply else {
             return Err(format!("an ack is answered {reply:?}"));
