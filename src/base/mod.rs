@@ -1,4 +1,4 @@
-//! Layer 0: values every other layer speaks in. No I/O, no clock, no allocation policy.
+//! Layer 0: values every other layer speaks in. No I/O, no clock; whoever owns memory keeps it.
 
 pub mod buf;
 pub mod checksum;
