@@ -4,6 +4,7 @@ pub mod buf;
 pub mod checksum;
 pub mod cipher;
 pub mod compress;
+pub mod extent;
 pub mod fault;
 pub mod hash;
 pub mod histogram;

@@ -165,6 +165,8 @@ pub struct SegmentHeader {
     pub shard: ShardId,
     pub shards: u16,
     pub segment: SegmentId,
+    /// The segment whose last record this one's first follows; 0 where nothing was before.
+    pub previous: SegmentId,
     pub epoch: u64,
     pub directory: [u8; 16],
     pub marks: Marks,
@@ -177,16 +179,19 @@ impl SegmentHeader {
         out[4..6].copy_from_slice(&self.shard.0.to_le_bytes());
         out[6..8].copy_from_slice(&self.shards.to_le_bytes());
         out[8..12].copy_from_slice(&self.segment.0.to_le_bytes());
+        out[12..16].copy_from_slice(&self.previous.0.to_le_bytes());
         out[16..24].copy_from_slice(&self.epoch.to_le_bytes());
         out[24..40].copy_from_slice(&self.directory);
         out[40..].copy_from_slice(&self.marks.encode());
         out
     }
 
-    /// The marks of a segment header's body; the rest repeats what the checksums' place and
-    /// the manifest already vouch for.
-    pub fn marks(body: &[u8]) -> Option<Marks> {
-        (body.len() == SEGMENT_HEADER_BYTES).then(|| Marks::decode(&body[40..]))
+    /// The marks and the previous segment of a segment header's body; the rest repeats what the
+    /// checksums' place and the manifest already vouch for.
+    pub fn decode(body: &[u8]) -> Option<(Marks, SegmentId)> {
+        let body: &[u8; SEGMENT_HEADER_BYTES] = body.try_into().ok()?;
+        let previous = u32::from_le_bytes([body[12], body[13], body[14], body[15]]);
+        Some((Marks::decode(&body[40..]), SegmentId(previous)))
     }
 }
 

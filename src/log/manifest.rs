@@ -168,8 +168,6 @@ pub struct Chosen {
     pub manifest: Manifest,
     /// The older or invalid slot first: the other one must survive a torn write of this.
     pub order: [usize; 2],
-    /// Both slots hold the same.
-    pub agree: bool,
 }
 
 /// The valid slot with the higher sequence.
@@ -184,12 +182,11 @@ pub fn choose(slots: [&[u8]; 2]) -> Result<Chosen, SlotError> {
     }
     match decoded {
         [Ok(a), Ok(b)] => {
-            let agree = a == b;
             let (manifest, order) = if a.sequence > b.sequence { (a, [1, 0]) } else { (b, [0, 1]) };
-            Ok(Chosen { manifest, order, agree })
+            Ok(Chosen { manifest, order })
         }
-        [Ok(manifest), Err(_)] => Ok(Chosen { manifest, order: [1, 0], agree: false }),
-        [Err(_), Ok(manifest)] => Ok(Chosen { manifest, order: [0, 1], agree: false }),
+        [Ok(manifest), Err(_)] => Ok(Chosen { manifest, order: [1, 0] }),
+        [Err(_), Ok(manifest)] => Ok(Chosen { manifest, order: [0, 1] }),
         [Err(error), Err(_)] => Err(error),
     }
 }
@@ -260,18 +257,15 @@ mod tests {
     #[test]
     fn the_newer_valid_slot_counts_and_the_other_is_rewritten_first() {
         let (old, new, none) = (slot(&manifest(3)), slot(&manifest(4)), vec![0; SLOT_BYTES]);
-        for (slots, sequence, order, agree) in [
-            ([&old, &new], 4, [0, 1], false),
-            ([&new, &old], 4, [1, 0], false),
-            ([&none, &new], 4, [0, 1], false),
-            ([&old, &none], 3, [1, 0], false),
-            ([&new, &new], 4, [0, 1], true),
+        for (slots, sequence, order) in [
+            ([&old, &new], 4, [0, 1]),
+            ([&new, &old], 4, [1, 0]),
+            ([&none, &new], 4, [0, 1]),
+            ([&old, &none], 3, [1, 0]),
+            ([&new, &new], 4, [0, 1]),
         ] {
             let chosen = choose([slots[0], slots[1]]).ok().unwrap();
-            assert_eq!(
-                (chosen.manifest.sequence, chosen.order, chosen.agree),
-                (sequence, order, agree)
-            );
+            assert_eq!((chosen.manifest.sequence, chosen.order), (sequence, order));
         }
         assert_eq!(choose([&none, &none]).err(), Some(SlotError::Invalid));
     }

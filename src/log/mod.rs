@@ -237,6 +237,11 @@ impl<B: IoBuf> Log<B> {
         self.group.is_some()
     }
 
+    /// There are appends that are not on their way to the disk.
+    pub fn has_pending(&self) -> bool {
+        !self.filling.is_empty()
+    }
+
     /// There are appends, [`Log::pump`] would write them now, and they may as well wait for more.
     pub fn may_wait(&self) -> bool {
         let pending = !self.filling.is_empty() && self.filling.len() < WAITING_BYTES_MAX;

@@ -12,6 +12,7 @@ use super::manifest::{
     self, Chosen, MANIFEST_BYTES, Manifest, ManifestEntry, SLOT_BYTES, Seal, SegmentState,
     SlotError,
 };
+use super::roll::SEGMENT_NUMBER_MAX;
 use super::segment::{Phase, SPARES_MAX, SPARES_WANTED, Segments, Spares};
 use super::storage::Storage;
 use super::suspect::one_bit;
@@ -20,6 +21,7 @@ use super::{
     Chain, Chunk, InFlight, Log, LogConfig, LogStats, ManifestWriter, Positions, Stopping, Tail,
 };
 use crate::base::buf::{IoBuf, align_down, align_up};
+use crate::base::extent::Extent;
 use crate::base::fault::DiskError;
 use crate::base::ids::{LogPosition, SegmentId};
 use crate::base::mutant::Mutant;
@@ -45,6 +47,8 @@ pub struct Record<'a> {
 #[derive(Clone, Debug, Default)]
 pub struct Recovery {
     pub marks: Marks,
+    /// How far the log reaches.
+    pub extent: Extent,
     /// The log ended with a final marker, or with a sealed segment: there was no tail to judge.
     pub clean: bool,
     /// What a person should know: cut tails, suspected bit flips.
@@ -79,8 +83,8 @@ impl<B: IoBuf> Log<B> {
         for entry in &chosen.manifest.segments {
             replay.segment(storage, entry, visit)?;
         }
-        let Chosen { manifest, order, agree } = chosen;
-        let (settled, no_space) = settle(storage, &config, manifest, (order, agree), &mut replay)?;
+        let Chosen { manifest, order } = chosen;
+        let (settled, no_space) = settle(storage, &config, manifest, order, &mut replay)?;
         let (manifest, spares) = settled;
         Ok(Self::assemble(
             config,
@@ -100,6 +104,8 @@ impl<B: IoBuf> Log<B> {
     ) -> (Self, Recovery) {
         let mut segments = Segments::default();
         manifest.segments.iter().for_each(|entry| segments.push(*entry, Phase::Live));
+        let extent = manifest.segments.iter().map(|entry| (entry.segment, sealed_bytes(entry)));
+        let extent = Extent::new(replay.released.unwrap_or_default(), extent);
         let end = match manifest.segments.last() {
             Some(last) => LogPosition::new(last.segment, align_up(sealed_bytes(last), BLOCK)),
             None => LogPosition::new(SegmentId(manifest.next_segment - 1), 0),
@@ -132,7 +138,7 @@ impl<B: IoBuf> Log<B> {
             records: 0,
             config,
         };
-        (log, replay.recovery)
+        (log, Recovery { extent, ..replay.recovery })
     }
 }
 
@@ -262,7 +268,7 @@ fn check_identity(manifest: &Manifest, config: &LogConfig) -> Result<(), OpenErr
 /// Every segment the manifest names is there at its full length, and the names make sense.
 fn check_files(manifest: &Manifest, files: &Files) -> Result<(), OpenError> {
     let damaged = |why| Err(OpenError::ManifestDamaged { why });
-    if manifest.next_segment == 0 || manifest.next_segment > super::roll::SEGMENT_NUMBER_MAX + 1 {
+    if manifest.next_segment == 0 || manifest.next_segment > SEGMENT_NUMBER_MAX + 1 {
         return damaged("its segment counter is out of range");
     }
     let mut previous = None;
@@ -302,6 +308,8 @@ struct Replay {
     recovery: Recovery,
     last_kind: u8,
     open: Option<OpenEnd>,
+    /// The segment before the oldest.
+    released: Option<SegmentId>,
 }
 
 /// How the open segment ended.
@@ -317,7 +325,7 @@ struct OpenEnd {
 impl Replay {
     fn new(salt: Salt, marks: Marks) -> Self {
         let recovery = Recovery { marks, clean: true, ..Recovery::default() };
-        Self { salt, chain: None, recovery, last_kind: 0, open: None }
+        Self { salt, chain: None, recovery, last_kind: 0, open: None, released: None }
     }
 
     fn segment<S: Storage>(
@@ -456,9 +464,10 @@ impl Replay {
         self.chain = Some(Chain { checksum, next_number: header.number.wrapping_add(1) });
         self.last_kind = header.kind;
         let body = walk.body(at, &header)?;
-        let marks = SegmentHeader::marks(body).filter(|_| header.kind == KIND_SEGMENT);
-        if let Some(marks) = marks {
+        let said = SegmentHeader::decode(body).filter(|_| header.kind == KIND_SEGMENT);
+        if let Some((marks, previous)) = said {
             self.recovery.marks = self.recovery.marks.max(marks);
+            self.released.get_or_insert(previous);
         }
         if header.kind >= KIND_BROKER_MIN {
             self.recovery.records += 1;
@@ -479,10 +488,9 @@ fn settle<S: Storage>(
     storage: &mut S,
     config: &LogConfig,
     mut manifest: Manifest,
-    slots: ([usize; 2], bool),
+    order: [usize; 2],
     replay: &mut Replay,
 ) -> Result<Settled, OpenError> {
-    let (order, agree) = slots;
     let open = replay.open.take();
     if let Some(open) = &open {
         keep_cut(storage, open, &mut replay.recovery.notices);
@@ -498,10 +506,14 @@ fn settle<S: Storage>(
         }
     }
     manifest.marks = replay.recovery.marks;
-    if open.is_some() || !agree {
-        manifest.sequence += 1;
-        write_slots(storage, FileId::Manifest, &manifest, order)?;
+    // The last process may have appended to a segment that no manifest names yet, and told others
+    // where: that number is not given out again. At most one is under way. The first manifest,
+    // sequence 1, is older than any process that appends.
+    if manifest.sequence > 1 {
+        manifest.next_segment = (manifest.next_segment + 1).min(SEGMENT_NUMBER_MAX + 1);
     }
+    manifest.sequence += 1;
+    write_slots(storage, FileId::Manifest, &manifest, order)?;
     if let Some(open) = open.as_ref().filter(|open| open.end > 0) {
         write_footer(storage, open, manifest.salt, manifest.marks)?;
     }

@@ -86,11 +86,13 @@ impl<B> ManifestWriter<B> {
 
 impl<B: IoBuf> Log<B> {
     /// Sealed segments before `segment` are no longer needed. Their files are free once a
-    /// manifest without them is durable and no read pins them.
+    /// manifest without them is durable and no read pins them. The last one with something durable
+    /// in it stays: see [`Extent`](crate::base::extent::Extent).
     pub fn release_before(&mut self, segment: SegmentId, io: &mut Vec<LogIo<B>>) {
         if self.fault.is_some() {
             return;
         }
+        let segment = segment.min(self.positions.durable().segment());
         for old in self.segments.iter_mut() {
             let free = old.phase == Phase::Live && Segments::is_sealed(&old.entry);
             if free && old.entry.segment < segment {
@@ -138,6 +140,7 @@ impl<B: IoBuf> Log<B> {
     /// Opens the next segment in memory: number, epoch, header record.
     fn enter_segment(&mut self) -> SegmentId {
         let id = SegmentId(self.next_segment);
+        let previous = self.segments.iter().last().map_or(SegmentId(0), |s| s.entry.segment);
         self.next_segment += 1;
         self.epoch += 1;
         let entry = ManifestEntry {
@@ -159,6 +162,7 @@ impl<B: IoBuf> Log<B> {
             shard: self.config.shard,
             shards: self.config.shards,
             segment: id,
+            previous,
             epoch: self.epoch,
             directory: self.config.directory,
             marks: self.marks,

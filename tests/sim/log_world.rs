@@ -9,6 +9,7 @@
 use crate::disk::{Crash, FaultDisk, Faults};
 use crate::for_seeds;
 use lanemq::base::buf::HeapBuf;
+use lanemq::base::extent::Extent;
 use lanemq::base::ids::{LogPosition, SegmentId, ShardId};
 use lanemq::base::prng::Prng;
 use lanemq::base::time::Now;
@@ -63,6 +64,8 @@ struct Model {
     released: usize,
     /// The first so many were gone at the last opening.
     gone: usize,
+    /// Where records were that crashes took, since the last release.
+    lost: Vec<LogPosition>,
 }
 
 impl Model {
@@ -100,9 +103,22 @@ impl Model {
         Ok(base)
     }
 
+    /// What an opening says of every record that there ever was, if its first `kept` are left.
+    fn check_extent(&self, extent: &Extent, kept: usize) -> Result<(), String> {
+        let (kept, cut) = self.entries.split_at(kept);
+        if let Some(entry) = kept.iter().find(|entry| !extent.holds(entry.at)) {
+            return Err(format!("{:?} is said not to be held: {extent:?}", entry.at));
+        }
+        let lost = cut.iter().map(|entry| &entry.at).chain(&self.lost);
+        match lost.copied().find(|at| extent.holds(*at)) {
+            Some(at) => Err(format!("{at:?} is said to be held: {extent:?}")),
+            None => Ok(()),
+        }
+    }
+
     /// From now on the log is what was found.
     fn adopt(&mut self, base: usize, found: usize) {
-        self.entries.truncate(base + found);
+        self.lost.extend(self.entries.drain(base + found..).map(|entry| entry.at));
         self.answered = self.entries.len();
         self.gone = base.min(self.entries.len());
         self.released = self.released.min(self.entries.len());
@@ -147,6 +163,8 @@ struct Seen {
     busy: u64,
     poisoned: u64,
     crashes_in_recovery: u64,
+    /// Most records that one opening was asked about and earlier ones had lost.
+    lost: u64,
     clean_stops: u64,
 }
 
@@ -287,6 +305,8 @@ impl World {
             let (log, recovery, found) =
                 opened.map_err(|error| format!("FALSE ALARM without damage: {error}"))?;
             let base = self.model.check(&found)?;
+            self.model.check_extent(&recovery.extent, base + found.len())?;
+            self.seen.lost = self.seen.lost.max(self.model.lost.len() as u64);
             if clean && !recovery.clean {
                 return Err("a clean stop was not recognised".into());
             }
@@ -481,6 +501,9 @@ impl World {
         let keep = sealed[self.work.below(sealed.len() as u64) as usize];
         let released = self.model.entries.partition_point(|entry| entry.at.segment() < keep);
         self.model.released = self.model.released.max(released);
+        if keep > sealed[0] {
+            self.model.lost.clear();
+        }
         self.seen.released += sealed.iter().filter(|segment| **segment < keep).count() as u64;
         log.release_before(keep, &mut self.io);
     }
@@ -635,7 +658,7 @@ impl World {
 }
 
 impl Seen {
-    fn counts(&self) -> [u64; 10] {
+    fn counts(&self) -> [u64; 11] {
         [
             self.torn_tails,
             self.rolls,
@@ -646,6 +669,7 @@ impl Seen {
             self.busy,
             self.poisoned,
             self.crashes_in_recovery,
+            self.lost,
             self.clean_stops,
         ]
     }
@@ -661,6 +685,7 @@ impl Seen {
             busy: self.busy + other.busy,
             poisoned: self.poisoned + other.poisoned,
             crashes_in_recovery: self.crashes_in_recovery + other.crashes_in_recovery,
+            lost: self.lost.max(other.lost),
             clean_stops: self.clean_stops + other.clean_stops,
         };
     }
