@@ -31,6 +31,8 @@ pub enum Mutant {
     PreparedBeforeDurable,
     /// A transaction is applied before its commit record is durable.
     CommitBeforeDurable,
+    /// At a start a commit record counts without the prepared shares that it names.
+    CommitCountsAlone,
     /// The coordinator applies a committed transaction, the other participants do not.
     CommitsOnOneShard,
     /// Settling upward from a spent message passes one that nobody named.
@@ -40,7 +42,7 @@ pub enum Mutant {
 }
 
 impl Mutant {
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::NoDataSync,
         Self::NoManifestSync,
         Self::NoDirectorySync,
@@ -53,6 +55,7 @@ impl Mutant {
         Self::KeepsRepeats,
         Self::PreparedBeforeDurable,
         Self::CommitBeforeDurable,
+        Self::CommitCountsAlone,
         Self::CommitsOnOneShard,
         Self::SettleSkips,
         Self::SeekForgetsCut,

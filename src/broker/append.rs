@@ -145,7 +145,7 @@ impl<B: IoBuf> Shard<B> {
         if !self.turns.is_empty() {
             let partition = Resource::append(&push.batch.queue, &push.batch.partition);
             if self.turns.is_held(partition) {
-                self.stand_in_line(vec![partition], Waiting::Push(push));
+                self.stand_in_line([partition], Waiting::Push(push));
                 return;
             }
         }
@@ -340,7 +340,7 @@ impl<B: IoBuf> Shard<B> {
         let job = ticket.unwrap_or_else(|| {
             let ticket = self.new_id();
             let partition = Resource::append(&push.batch.queue, &push.batch.partition);
-            self.turns.enter(ticket, vec![partition]);
+            self.turns.enter(ticket, [partition]);
             ticket
         });
         self.waiting_pushes.insert(job, WaitingPush { push, missing: needed.len(), read });
@@ -470,7 +470,7 @@ impl<B: IoBuf> Shard<B> {
         self.undurable_bytes += stored.bytes as usize;
         let visible = Deferred::Visible { slot, to: stored.end(), bytes: stored.bytes };
         self.commit.push(self.log.appended(), visible);
-        self.undurable_batches += 1;
+        self.silent += 1;
     }
 
     /// One record: head, frames, id table. The table stays in `scratch`.

@@ -7,7 +7,6 @@ use crate::model::reply::Reply;
 
 /// One wish of a shard. Each `Io` is answered by exactly one [`Done`].
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "moved twice; a box would cost an allocation each")]
 pub enum Effect<B> {
     Io(LogIo<B>),
     /// Deliver to another shard's [`super::Shard::deliver`], in the order sent for each pair.

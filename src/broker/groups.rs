@@ -299,7 +299,7 @@ impl<B: IoBuf> Shard<B> {
         match self.sought_key(&seek) {
             Some(key) if self.is_reserved(key) => {
                 let work = Waiting::Seek(Box::new(seek));
-                self.stand_in_line(vec![Resource::Cursor(key)], work);
+                self.stand_in_line([Resource::Cursor(key)], work);
             }
             _ => self.seek_now(now, &seek, fx),
         }

@@ -59,7 +59,7 @@ impl<B: IoBuf> Shard<B> {
         let task = self.new_task(Task::Catalog(token));
         let queue = request.queue.clone().into_owned();
         let owner = self.owner_of(&queue);
-        let msg = PeerMsg::Configure { task, queue, patch: request.options.clone() };
+        let msg = PeerMsg::Configure { task, queue, patch: Box::new(request.options.clone()) };
         self.send(owner, msg, fx);
     }
 
@@ -252,7 +252,7 @@ impl<B: IoBuf> Shard<B> {
         let message = change.change.clone();
         let alone = change.missing == 0;
         for peer in self.others() {
-            fx.send(peer, PeerMsg::Replicate { change_id: id, change: message.clone() });
+            fx.send(peer, PeerMsg::Replicate { change_id: id, change: Box::new(message.clone()) });
         }
         self.rearm_lines(now, queue_of(&message), fx);
         if alone {
@@ -322,7 +322,7 @@ impl<B: IoBuf> Shard<B> {
         let stalled = !self.stalled.is_empty();
         let applied = if stalled { None } else { self.apply_change(now, change, fx).ok() };
         let Some(partitions) = applied else {
-            let msg = PeerMsg::Replicate { change_id, change: change.clone() };
+            let msg = PeerMsg::Replicate { change_id, change: Box::new(change.clone()) };
             return self.stalled.push_back((owner, msg));
         };
         self.send_durable(owner, PeerMsg::Replicated { change_id, partitions });

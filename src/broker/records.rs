@@ -21,12 +21,13 @@ pub const TRACE: u8 = 25;
 pub const TRANSACTION: u8 = 26;
 /// This shard's share of a transaction across shards, to be applied or not.
 pub const PREPARE: u8 = 27;
-/// The coordinator's decision, with its own share.
-pub const COMMIT: u8 = 28;
-/// What became of a prepared share.
+/// What became of a share that was to be applied or not.
 pub const END: u8 = 29;
 /// Messages that a transaction's record refers to. Without that record they are nothing.
 pub const TRANSACTION_BATCH: u8 = 30;
+/// The coordinator's own share, and where the shares of the others are prepared: if all are in
+/// the logs, it is committed.
+pub const COMMIT: u8 = 31;
 
 /// The body of a record is not what its kind promises. Its checksum was right, so this is a
 /// bug or a newer writer, not damage.

@@ -105,8 +105,12 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    /// Segments nothing refers to any more go, oldest first.
+    /// Segments nothing refers to any more go, oldest first. Not before all shards have resolved
+    /// the transactions they found, which may need to know what is in this log.
     fn release_segments(&mut self, ids_until_us: i64) {
+        if !self.is_ready() {
+            return;
+        }
         let needed = self.state.segments.oldest_needed(ids_until_us);
         let active = self.log.appended().segment();
         let before = needed.map_or(active, |segment| segment.min(active));

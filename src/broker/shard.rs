@@ -116,8 +116,13 @@ pub(super) enum Deferred<B> {
     CatalogSynced {
         from: ShardId,
     },
-    /// Our commit record of a transaction: it is decided.
+    /// Our commit record of a transaction.
     Committed(TransactionId),
+    /// The end of a transaction here, for its coordinator.
+    Ended {
+        coordinator: ShardId,
+        transaction: TransactionId,
+    },
 }
 
 /// What a finished read of the log is for.
@@ -169,8 +174,8 @@ pub struct Shard<B: IoBuf> {
     pub(super) turns: Turns,
     pub(super) waiting: BTreeMap<Ticket, Waiting>,
     pub(super) due: VecDeque<Ticket>,
-    pub(super) shares: BTreeMap<TransactionId, ShareJob<B>>,
-    pub(super) coordinated: BTreeMap<TransactionId, Coordinated>,
+    pub(super) shares: HashMap<TransactionId, Box<ShareJob<B>>, ahash::RandomState>,
+    pub(super) coordinated: HashMap<TransactionId, Box<Coordinated>, ahash::RandomState>,
     /// Ends of transactions that the log had no room for: applied when it has.
     pub(super) stalled_ends: VecDeque<(TransactionId, bool)>,
     pub(super) ack_jobs: BTreeMap<u64, AckJob>,
@@ -189,8 +194,11 @@ pub struct Shard<B: IoBuf> {
     pub(super) retention_queue: u32,
     /// Bytes of batches appended and not yet durable, for admission.
     pub(super) undurable_bytes: usize,
-    /// Those batches: they wait for the log, but nobody's answer is among them.
-    pub(super) undurable_batches: usize,
+    /// What waits for the log without anybody's answer: those batches, ends of transactions.
+    pub(super) silent: usize,
+    /// Where the log stood when its newest records, as far as they are not on their way to the
+    /// disk, were ends of transactions only.
+    pub(super) resting: LogPosition,
 }
 
 impl<B: IoBuf> Shard<B> {
@@ -354,9 +362,15 @@ impl<B: IoBuf> Shard<B> {
         self.log.may_wait() && !self.draining
     }
 
+    /// Nothing is lost either if that is called much later: all there is to write are ends of
+    /// transactions, which the next start would find out by itself.
+    pub fn may_rest(&self) -> bool {
+        self.may_gather() && self.waiting() == 0 && self.resting == self.log.appended()
+    }
+
     /// What waits for the log's next writes: answers, also to other shards.
     pub fn waiting(&self) -> usize {
-        self.commit.len() - self.undurable_batches
+        self.commit.len() - self.silent
     }
 
     /// The position up to which effects may be shown.
@@ -373,13 +387,17 @@ impl<B: IoBuf> Shard<B> {
             Deferred::Send { to, msg } => self.send(to, msg, fx),
             Deferred::Visible { slot, to, bytes } => {
                 self.undurable_bytes -= bytes as usize;
-                self.undurable_batches -= 1;
+                self.silent -= 1;
                 self.visible(now, slot, to, fx);
             }
             Deferred::ChangeDurable(id) => self.change_durable(now, id, fx),
             Deferred::Claimed(job) => self.claim_durable(now, job, fx),
             Deferred::CatalogSynced { from } => self.send(from, PeerMsg::CatalogSynced, fx),
-            Deferred::Committed(transaction) => self.committed(now, transaction, fx),
+            Deferred::Committed(transaction) => self.part_durable(transaction, fx),
+            Deferred::Ended { coordinator, transaction } => {
+                self.silent -= 1;
+                self.send(coordinator, PeerMsg::Ended { transaction }, fx);
+            }
         }
     }
 
@@ -390,7 +408,7 @@ impl<B: IoBuf> Shard<B> {
             "the disk failed under this write; whether it was stored is not known",
         );
         let waiting: Vec<Deferred<B>> = self.commit.take_all().collect();
-        self.undurable_batches = 0;
+        self.silent = 0;
         for deferred in waiting {
             match deferred {
                 Deferred::Reply { token, .. } => fx.reply(token, Reply::Refused(refusal.clone())),
@@ -404,6 +422,7 @@ impl<B: IoBuf> Shard<B> {
                     self.transaction_failed(transaction, &refusal, fx);
                 }
                 Deferred::Visible { .. }
+                | Deferred::Ended { .. }
                 | Deferred::ChangeDurable(_)
                 | Deferred::CatalogSynced { .. } => {}
             }
@@ -419,7 +438,7 @@ impl<B: IoBuf> Shard<B> {
             PeerMsg::CatalogSynced => self.start.synced(from),
             PeerMsg::EnsureQueue { task, queue } => self.ensure_queue(now, from, task, &queue, fx),
             PeerMsg::Configure { task, queue, patch } => {
-                self.configure_owned(now, from, task, &queue, patch, fx);
+                self.configure_owned(now, from, task, &queue, *patch, fx);
             }
             PeerMsg::DeleteQueue { task, queue } => {
                 self.delete_owned(now, from, task, &queue, fx);
@@ -492,21 +511,20 @@ impl<B: IoBuf> Shard<B> {
                 self.transacted(now, task, transaction, result, fx);
             }
             PeerMsg::Reserve { transaction, share, prepare } => {
-                let role = if prepare { Role::VotesPrepared } else { Role::Votes };
+                let role = if prepare { Role::Prepares } else { Role::Votes };
                 self.take_share(transaction, from, role, share);
             }
-            PeerMsg::Vote { transaction, result, prepared } => {
-                self.voted(now, from, transaction, (result, prepared), fx);
+            PeerMsg::Vote { transaction, result, prepare } => {
+                self.voted(now, from, transaction, (result, prepare), fx);
             }
-            PeerMsg::Prepare { transaction } => self.prepare(now, transaction, fx),
-            PeerMsg::Prepared { transaction, result } => {
-                self.prepared(now, transaction, result, fx);
-            }
+            PeerMsg::Prepared { transaction, result } => self.prepared(transaction, result, fx),
             PeerMsg::Commit { transaction } => self.end_share(now, transaction, true, fx),
             PeerMsg::Abort { transaction } => self.end_share(now, transaction, false, fx),
-            PeerMsg::Applied { transaction } => self.applied(now, transaction, fx),
+            PeerMsg::Applied { transaction } => self.applied(transaction, fx),
             PeerMsg::Ended { transaction } => self.ended(transaction),
-            PeerMsg::Unresolved { transactions } => self.unresolved(from, &transactions, fx),
+            PeerMsg::Unresolved { transactions, extent } => {
+                self.unresolved(now, from, transactions, extent);
+            }
             PeerMsg::Resolved { transactions } => self.resolved(now, from, transactions),
             PeerMsg::AllEnded => self.all_ended(from),
             PeerMsg::Extend { task, lease_id, seconds } => {

@@ -18,9 +18,11 @@ use super::group::{Cursor, CursorKey};
 use super::partition::{BatchRef, Slot};
 use super::records;
 use super::settle::CursorChange;
-use super::shard::{ReadUse, Shard, refusal_of};
-use super::turns::{Resource, Ticket, Waiting};
-use super::undecided::{EffectRecord, TransactionRecord, encode_end, encode_place};
+use super::shard::{Deferred, ReadUse, Shard, refusal_of};
+use super::turns::{Resource, Resources, Ticket, Waiting};
+use super::undecided::{
+    CommitRecord, EffectRecord, Prepares, TransactionRecord, encode_end, encode_place,
+};
 use crate::base::buf::{Gather, IoBuf};
 use crate::base::ids::{LogPosition, Offset, PartitionId, SegmentId, ShardId};
 use crate::base::mutant::Mutant;
@@ -46,10 +48,8 @@ pub(super) struct ShareJob<B> {
     read: ReadBodies<B>,
     tables: Tables,
     judged: JudgedShare,
-    /// Its effects and where their record lies, once it is prepared.
+    /// Its effects and where their record lies, once it is written.
     prepared: Option<(Vec<u8>, SegmentId)>,
-    /// Of the coordinator's own share: where the log stood when it was decided.
-    decided_at: LogPosition,
 }
 
 /// What a share is of the transaction, and how its judgement is told.
@@ -57,10 +57,11 @@ pub(super) struct ShareJob<B> {
 pub(super) enum Role {
     /// All of it, for this request of its coordinator.
     Whole(TaskId),
-    /// One of several: a vote, and nothing written before the others' are known.
+    /// One of several: a vote, with what it does written to the log.
+    Prepares,
+    /// One of several: a vote, and nothing written. The coordinator's own share, which goes into
+    /// the commit record, and any that is only asked for its failure.
     Votes,
-    /// The only one besides the coordinator's: what it does is prepared with the vote.
-    VotesPrepared,
 }
 
 /// What a share does.
@@ -117,7 +118,7 @@ impl<B: IoBuf> Shard<B> {
         role: Role,
         share: SharedShare,
     ) {
-        let mut touched: Vec<Resource> = share
+        let mut touched: Resources = share
             .pushes
             .iter()
             .map(|push| Resource::append(&push.batch.queue, &push.batch.partition))
@@ -137,9 +138,8 @@ impl<B: IoBuf> Shard<B> {
             tables: Tables::new(),
             judged: JudgedShare::default(),
             prepared: None,
-            decided_at: LogPosition::ZERO,
         };
-        self.shares.insert(transaction, job);
+        self.shares.insert(transaction, Box::new(job));
     }
 
     /// A delivery that commits has ended: shares that waited for it look again.
@@ -178,19 +178,19 @@ impl<B: IoBuf> Shard<B> {
         match self.try_judge(now, &mut job) {
             Ok(outcome) => match job.role {
                 Role::Whole(task) => self.do_whole(now, (transaction, task), job, outcome, fx),
+                Role::Prepares => self.prepare(now, transaction, job, outcome, fx),
                 Role::Votes => {
-                    let msg = PeerMsg::Vote { transaction, result: Ok(outcome), prepared: false };
+                    let msg = PeerMsg::Vote { transaction, result: Ok(outcome), prepare: None };
                     self.send(job.coordinator, msg, fx);
                     self.shares.insert(transaction, job);
                 }
-                Role::VotesPrepared => self.vote_prepared(now, transaction, job, outcome, fx),
             },
             Err(NotNow::Reads(needed)) => {
                 job.missing = needed.len();
                 self.shares.insert(transaction, job);
                 self.read_for_share(now, transaction, needed, fx);
             }
-            Err(NotNow::Fails(failure)) => self.share_fails(now, transaction, job, failure, fx),
+            Err(NotNow::Fails(failure)) => self.share_fails(now, transaction, &job, failure, fx),
         }
     }
 
@@ -198,7 +198,7 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         transaction: TransactionId,
-        job: ShareJob<B>,
+        job: &ShareJob<B>,
         failure: ShareFailure,
         fx: &mut Effects<B>,
     ) {
@@ -208,8 +208,8 @@ impl<B: IoBuf> Shard<B> {
             job.coordinator,
             match job.role {
                 Role::Whole(task) => PeerMsg::Transacted { task, transaction, result },
-                Role::Votes | Role::VotesPrepared => {
-                    PeerMsg::Vote { transaction, result, prepared: false }
+                Role::Prepares | Role::Votes => {
+                    PeerMsg::Vote { transaction, result, prepare: None }
                 }
             },
         );
@@ -435,13 +435,13 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         now: Now,
         (transaction, task): (TransactionId, TaskId),
-        mut job: ShareJob<B>,
+        mut job: Box<ShareJob<B>>,
         outcome: ShareOutcome,
         fx: &mut Effects<B>,
     ) {
         let written = self.write_share(now, &mut job).and_then(|effects| {
             let record =
-                TransactionRecord { id: transaction, shards: Vec::new(), effects: &effects };
+                TransactionRecord { id: transaction, coordinator: None, effects: &effects };
             let class = job.class();
             self.log.append(records::TRANSACTION, 0, &[&record.encode()], class)
         });
@@ -458,86 +458,77 @@ impl<B: IoBuf> Shard<B> {
             }
             Err(error) => {
                 let failure = failure_of(&error);
-                self.share_fails(now, transaction, job, failure, fx);
+                self.share_fails(now, transaction, &job, failure, fx);
             }
         }
     }
 
-    fn vote_prepared(
+    /// Writes the share to the log and votes for it at once: the coordinator's commit record is then
+    /// on its way to the disk at the same time.
+    fn prepare(
         &mut self,
         now: Now,
         transaction: TransactionId,
-        mut job: ShareJob<B>,
+        mut job: Box<ShareJob<B>>,
         outcome: ShareOutcome,
         fx: &mut Effects<B>,
     ) {
-        match self.write_prepare(now, transaction, &mut job) {
-            Ok(()) => {
-                let msg = PeerMsg::Vote { transaction, result: Ok(outcome), prepared: true };
-                self.send_prepared(job.coordinator, msg, fx);
+        match self.write_share_record(now, transaction, &mut job, None) {
+            Ok(at) => {
+                let prepare = Some(at);
+                let vote = PeerMsg::Vote { transaction, result: Ok(outcome), prepare };
+                self.send(job.coordinator, vote, fx);
+                let prepared = PeerMsg::Prepared { transaction, result: Ok(()) };
+                if Mutant::PreparedBeforeDurable.active() {
+                    self.send(job.coordinator, prepared, fx);
+                } else {
+                    self.send_durable(job.coordinator, prepared);
+                }
                 self.shares.insert(transaction, job);
             }
-            Err(error) => self.share_fails(now, transaction, job, failure_of(&error), fx),
+            Err(error) => self.share_fails(now, transaction, &job, failure_of(&error), fx),
         }
     }
 
-    pub(super) fn prepare(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
-        let Some(mut job) = self.shares.remove(&transaction) else { return };
-        let coordinator = job.coordinator;
-        let written = self.write_prepare(now, transaction, &mut job);
-        // Where that failed, nothing is in the log that means anything; the coordinator's abort
-        // releases it.
-        self.shares.insert(transaction, job);
-        match written {
-            Ok(()) => {
-                let msg = PeerMsg::Prepared { transaction, result: Ok(()) };
-                self.send_prepared(coordinator, msg, fx);
-            }
-            Err(error) => {
-                let result = Err(refusal_of(&error));
-                self.send(coordinator, PeerMsg::Prepared { transaction, result }, fx);
-            }
-        }
-    }
-
-    /// Says that a share is prepared, which is true once its record is durable.
-    fn send_prepared(&mut self, coordinator: ShardId, msg: PeerMsg, fx: &mut Effects<B>) {
-        if Mutant::PreparedBeforeDurable.active() {
-            self.send(coordinator, msg, fx);
-        } else {
-            self.send_durable(coordinator, msg);
-        }
-    }
-
-    fn write_prepare(
+    /// The coordinator's own share goes into its commit record. Returns the record's segment.
+    pub(super) fn write_commit(
         &mut self,
         now: Now,
         transaction: TransactionId,
+        prepares: Prepares,
+    ) -> Result<SegmentId, Refusal> {
+        let mut job = self.shares.remove(&transaction).expect("the coordinator has a share");
+        let written = self.write_share_record(now, transaction, &mut job, Some(prepares));
+        self.shares.insert(transaction, job);
+        written.map(LogPosition::segment).map_err(|error| refusal_of(&error))
+    }
+
+    /// Writes what a share does: as a commit record that names these prepares, else as a prepare.
+    /// Where that fails, nothing is in the log that means anything.
+    fn write_share_record(
+        &mut self,
+        now: Now,
+        id: TransactionId,
         job: &mut ShareJob<B>,
-    ) -> Result<(), AppendError> {
+        prepares: Option<Prepares>,
+    ) -> Result<LogPosition, AppendError> {
         let effects = self.write_share(now, job)?;
-        let shards = vec![job.coordinator];
-        let record = TransactionRecord { id: transaction, shards, effects: &effects };
-        let class = job.class();
-        let appended = self.log.append(records::PREPARE, 0, &[&record.encode()], class)?;
+        let appended = match prepares {
+            Some(prepares) => {
+                let record = CommitRecord { id, prepares, effects: &effects };
+                // The others are prepared already, so it may use the reserve.
+                self.log.append(records::COMMIT, 0, &[&record.encode()], Class::Essential)?
+            }
+            None => {
+                let coordinator = Some(job.coordinator);
+                let record = TransactionRecord { id, coordinator, effects: &effects };
+                self.log.append(records::PREPARE, 0, &[&record.encode()], job.class())?
+            }
+        };
         let at = appended.at.segment();
         self.state.pin_prepared(&effects, at);
         job.prepared = Some((effects, at));
-        Ok(())
-    }
-
-    /// The coordinator's own share, whose effects ride in its commit record.
-    pub(super) fn own_effects(
-        &mut self,
-        now: Now,
-        transaction: TransactionId,
-    ) -> Result<Vec<u8>, Refusal> {
-        let Some(mut job) = self.shares.remove(&transaction) else { return Ok(Vec::new()) };
-        let written = self.write_share(now, &mut job);
-        // The commit record comes right behind.
-        job.decided_at = self.log.appended();
-        self.shares.insert(transaction, job);
-        written.map_err(|error| refusal_of(&error))
+        Ok(appended.at)
     }
 
     /// Writes the messages of a share, and lists what it does.
@@ -629,6 +620,7 @@ impl<B: IoBuf> Shard<B> {
         let Some(mut job) = self.shares.remove(&transaction) else { return };
         if let Some((effects, at)) = &job.prepared {
             let body = encode_end(transaction, commits);
+            let rests = !self.log.has_pending() || self.resting == self.log.appended();
             let ended = match self.append(records::END, 0, &[&body]) {
                 Ok(appended) => appended.at,
                 Err(refusal) => {
@@ -637,13 +629,19 @@ impl<B: IoBuf> Shard<B> {
                     return self.stalled_ends.push_back((transaction, commits));
                 }
             };
+            if rests {
+                self.resting = self.log.appended();
+            }
             let (effects, at) = (effects.clone(), *at);
             if commits {
-                if !Mutant::CommitsOnOneShard.active() {
+                let mine = job.coordinator == self.config.shard;
+                if mine || !Mutant::CommitsOnOneShard.active() {
                     self.apply_share(now, &mut job.judged, (at, ended), true, fx);
                 }
                 self.send(job.coordinator, PeerMsg::Applied { transaction }, fx);
-                self.send_durable(job.coordinator, PeerMsg::Ended { transaction });
+                let coordinator = job.coordinator;
+                self.silent += 1;
+                self.commit.push(self.log.appended(), Deferred::Ended { coordinator, transaction });
             }
             self.state.unpin_prepared(&effects, at);
         }
@@ -654,20 +652,6 @@ impl<B: IoBuf> Shard<B> {
         for (transaction, commits) in std::mem::take(&mut self.stalled_ends) {
             self.end_share(now, transaction, commits, fx);
         }
-    }
-
-    /// The commit record, which carries the effects of our own share, is durable.
-    pub(super) fn apply_own(
-        &mut self,
-        now: Now,
-        transaction: TransactionId,
-        at: SegmentId,
-        fx: &mut Effects<B>,
-    ) {
-        let Some(mut job) = self.shares.remove(&transaction) else { return };
-        let decided_at = job.decided_at;
-        self.apply_share(now, &mut job.judged, (at, decided_at), true, fx);
-        self.leave(now, job.ticket, fx);
     }
 
     /// Makes true what a share does: `at` is the segment of the record that says so, and where

@@ -23,7 +23,9 @@ use super::state::State;
 use super::turns::Turns;
 use super::undecided::encode_end;
 use crate::base::buf::IoBuf;
-use crate::base::ids::ShardId;
+use crate::base::extent::Extent;
+use crate::base::ids::{LogPosition, ShardId};
+use crate::base::mutant::Mutant;
 use crate::base::prng::Prng;
 use crate::base::time::Now;
 use crate::log::storage::Storage;
@@ -45,6 +47,10 @@ pub(super) struct Start {
     undecided: BTreeSet<ShardId>,
     /// Peers that may still ask what became of transactions this shard coordinated.
     asking: BTreeSet<ShardId>,
+    /// How far this shard's log reached when it was opened.
+    extent: Extent,
+    /// What each peer asked about, and how far its log reached.
+    asked: BTreeMap<ShardId, (Vec<TransactionId>, Extent)>,
 }
 
 impl Start {
@@ -90,6 +96,7 @@ impl<B: IoBuf> Shard<B> {
         log.set_marks(Marks { partition_counter: state.parts.next_counter(), ..Marks::default() });
         state.undecided.forget_loose();
         let mut shard = Self::assemble(config, log, state, now);
+        shard.start.extent = recovery.extent;
         shard.state.deadlines.insert(now.after_ms(super::retention::STEP_MS), Event::Housekeeping);
         while shard.state.empty_graves(usize::MAX) > 0 {}
         shard.revive_timers();
@@ -124,8 +131,8 @@ impl<B: IoBuf> Shard<B> {
             turns: Turns::default(),
             waiting: BTreeMap::new(),
             due: VecDeque::new(),
-            shares: BTreeMap::new(),
-            coordinated: BTreeMap::new(),
+            shares: HashMap::with_hasher(hasher()),
+            coordinated: HashMap::with_hasher(hasher()),
             stalled_ends: VecDeque::new(),
             ack_jobs: BTreeMap::new(),
             inspection: Default::default(),
@@ -140,6 +147,8 @@ impl<B: IoBuf> Shard<B> {
                 unsynced: others.clone(),
                 undecided: others.clone(),
                 asking: others,
+                extent: Extent::default(),
+                asked: BTreeMap::new(),
             },
             draining: false,
             stopping: false,
@@ -147,7 +156,8 @@ impl<B: IoBuf> Shard<B> {
             history: History::new(now),
             retention_queue: 0,
             undurable_bytes: 0,
-            undurable_batches: 0,
+            silent: 0,
+            resting: LogPosition::ZERO,
             scratch: None,
             spares: Spares::default(),
         }
@@ -187,7 +197,8 @@ impl<B: IoBuf> Shard<B> {
             let (queues, groups) = (queues.clone(), groups.clone());
             fx.send(peer, PeerMsg::CatalogSync { queues, groups });
             let transactions = self.state.undecided.prepared_for(peer);
-            fx.send(peer, PeerMsg::Unresolved { transactions });
+            let extent = self.start.extent.clone();
+            fx.send(peer, PeerMsg::Unresolved { transactions, extent });
         }
         if self.config.shards == 1 {
             self.state.forget_commits();
@@ -209,17 +220,47 @@ impl<B: IoBuf> Shard<B> {
 
     // ---- transactions found prepared
 
-    /// A peer found shares prepared for transactions this shard coordinated. Without a commit
-    /// record they never happened.
+    /// A peer found shares prepared for transactions this shard coordinated, and says how far its
+    /// log reaches. When all have, this shard ends what hangs in its own log, and answers once that
+    /// is durable: from then on nobody asks for an extent again.
     pub(super) fn unresolved(
         &mut self,
+        now: Now,
         from: ShardId,
-        transactions: &[TransactionId],
-        fx: &mut Effects<B>,
+        transactions: Vec<TransactionId>,
+        extent: Extent,
     ) {
-        let outcome = |id: &TransactionId| (*id, self.state.undecided.is_committed(*id));
-        let transactions = transactions.iter().map(outcome).collect();
-        self.send(from, PeerMsg::Resolved { transactions }, fx);
+        self.start.asked.insert(from, (transactions, extent));
+        if self.start.asked.len() < self.others().count() {
+            return;
+        }
+        for (id, prepares) in self.state.undecided.hanging() {
+            let held = |(shard, at): &(ShardId, LogPosition)| {
+                self.start.asked.get(shard).is_some_and(|(_, extent)| extent.holds(*at))
+            };
+            let committed = prepares.iter().all(held) || Mutant::CommitCountsAlone.active();
+            if self.end_found(now, id, committed).is_err() {
+                // No room in the log now: this message again, later.
+                let Some((transactions, extent)) = self.start.asked.remove(&from) else { return };
+                let msg = PeerMsg::Unresolved { transactions, extent };
+                return self.stalled.push_back((from, msg));
+            }
+        }
+        self.revive_timers();
+        for (peer, (transactions, _)) in std::mem::take(&mut self.start.asked) {
+            // Without a commit record it never happened.
+            let outcome = |id| (id, self.state.undecided.is_committed(id));
+            let transactions = transactions.into_iter().map(outcome).collect();
+            self.send_durable(peer, PeerMsg::Resolved { transactions });
+        }
+    }
+
+    /// Ends a share that replay found prepared.
+    fn end_found(&mut self, now: Now, id: TransactionId, committed: bool) -> Result<(), Refusal> {
+        let appended = self.append(records::END, 0, &[&encode_end(id, committed)])?;
+        let ended = self.state.end_prepared(id, committed, appended.at, now);
+        assert!(ended.is_ok(), "its effects were read when they were replayed");
+        Ok(())
     }
 
     /// Ends them here. What the log has no room for now is tried again; until then this shard
@@ -232,13 +273,11 @@ impl<B: IoBuf> Shard<B> {
     ) {
         let mut rest = transactions.into_iter();
         while let Some((id, committed)) = rest.next() {
-            let Ok(appended) = self.append(records::END, 0, &[&encode_end(id, committed)]) else {
+            if self.end_found(now, id, committed).is_err() {
                 let transactions = std::iter::once((id, committed)).chain(rest).collect();
                 let msg = PeerMsg::Resolved { transactions };
                 return self.stalled.push_back((from, msg));
-            };
-            let ended = self.state.end_prepared(id, committed, appended.at, now);
-            assert!(ended.is_ok(), "its effects were read when they were replayed");
+            }
         }
         self.revive_timers();
         self.start.undecided.remove(&from);

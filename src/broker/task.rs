@@ -61,7 +61,7 @@ pub(super) fn failed(msg: PeerMsg, refusal: &Refusal) -> Option<PeerMsg> {
         }
         PeerMsg::Vote { transaction, .. } => {
             let result = Err(ShareFailure::Refused(refusal));
-            PeerMsg::Vote { transaction, result, prepared: false }
+            PeerMsg::Vote { transaction, result, prepare: None }
         }
         PeerMsg::Prepared { transaction, .. } => {
             PeerMsg::Prepared { transaction, result: Err(refusal) }

@@ -3,12 +3,11 @@
 //!
 //! A transaction whole on one shard is one record there. Across shards this shard coordinates:
 //! it reserves shard by shard in ascending order, so that two transactions never wait for each
-//! other in a circle; when all have voted for it, the shares of the others are made durable (that
-//! of a single other shard with its vote); then **the durable commit record, with our own share in
-//! it, is the decision**, and only then does anyone apply. A share that is found prepared at a start
-//! without that record is dropped.
+//! other in a circle, and each writes its share to its log with its vote. When all have voted for
+//! it, this shard writes the commit record, with its own share in it and the places of the others'.
+//! **It is committed once all of these records are durable**, in whatever order they get there; only
+//! then does anyone apply. At a start a commit record counts if all that it names is in the logs.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -17,13 +16,12 @@ use super::ack::given_lease;
 use super::effect::Effects;
 use super::owner::vanishing_queue;
 use super::push::Parts;
-use super::records;
 use super::shard::{Deferred, Shard};
 use super::task::Task;
-use super::undecided::TransactionRecord;
+use super::undecided::Prepares;
 use crate::base::buf::IoBuf;
 use crate::base::hash::partition_hash;
-use crate::base::ids::{PartitionId, SegmentId, ShardId, Token};
+use crate::base::ids::{LogPosition, PartitionId, SegmentId, ShardId, Token};
 use crate::base::mutant::Mutant;
 use crate::base::time::Now;
 use crate::base::uuid;
@@ -67,8 +65,11 @@ pub(super) struct Coordinated {
     asked: usize,
     outcomes: Vec<ShareOutcome>,
     failures: Vec<(ShardId, ShareFailure)>,
-    /// Participants but for this shard that have prepared, applied, and ended.
-    prepared: usize,
+    /// Where the shares of the others are written.
+    prepares: Prepares,
+    /// Of those and our commit record: how many are durable.
+    durable: usize,
+    /// Participants that have applied, and ended.
     applied: usize,
     ended: usize,
     /// Segment of the commit record, once there is one.
@@ -76,14 +77,35 @@ pub(super) struct Coordinated {
 }
 
 impl Coordinated {
-    fn others(&self, me: ShardId) -> impl Iterator<Item = ShardId> + '_ {
-        self.shares.iter().map(|(shard, _)| *shard).filter(move |shard| *shard != me)
-    }
-
     /// Shards that hold their share: all that were asked and have not failed.
     fn holders(&self) -> Vec<ShardId> {
         let asked = self.shares[..self.asked].iter().map(|(shard, _)| *shard);
         asked.filter(|shard| !self.failures.iter().any(|(failed, _)| failed == shard)).collect()
+    }
+}
+
+/// The shares of a request while it is scattered.
+#[derive(Default)]
+struct Drafts {
+    /// Ascending by shard.
+    list: Vec<(ShardId, Draft)>,
+}
+
+#[derive(Default)]
+struct Draft {
+    share: Share,
+    /// As in [`TransactionTask`].
+    runs: Vec<Runs>,
+}
+
+impl Drafts {
+    fn of(&mut self, shard: ShardId) -> &mut Draft {
+        let found = self.list.binary_search_by_key(&shard, |(shard, _)| *shard);
+        let at = found.unwrap_or_else(|at| {
+            self.list.insert(at, (shard, Draft::default()));
+            at
+        });
+        &mut self.list[at].1
     }
 }
 
@@ -100,21 +122,28 @@ impl<B: IoBuf> Shard<B> {
         if pushes && !self.admits_push(token, fx) {
             return;
         }
-        let (acks, mut shares) = (request.acks.len(), BTreeMap::new());
-        self.share_takes(&request.takes, &mut shares);
-        if let Err(why) = self.share_acks(&request.acks, &mut shares) {
+        let (acks, mut drafts) = (request.acks.len(), Drafts::default());
+        self.share_takes(&request.takes, &mut drafts);
+        if let Err(why) = self.share_acks(&request.acks, &mut drafts) {
             let id = self.new_transaction(now);
             let reply = TransactionReply { id, outcome: Err(why) };
             return self.reply_durable(token, Reply::Transaction(reply));
         }
-        let (pushes, runs) = self.share_pushes(now, request, &mut shares);
-        let shares: Vec<_> =
-            shares.into_iter().map(|(shard, share)| (shard, Arc::new(share))).collect();
-        if shares.is_empty() {
+        let pushes = self.share_pushes(now, request, &mut drafts);
+        if drafts.list.is_empty() {
             let id = self.new_transaction(now);
             let reply = TransactionReply { id, outcome: Ok(Committed::default()) };
             return self.reply_durable(token, Reply::Transaction(reply));
         }
+        if drafts.list.len() > 1 {
+            // Who coordinates takes part, if only with its commit record.
+            drafts.of(self.config.shard);
+        }
+        let (shares, runs) = drafts
+            .list
+            .into_iter()
+            .map(|(shard, draft)| ((shard, Arc::new(draft.share)), draft.runs))
+            .unzip();
         let (retries, stale) = (0, None);
         let task = TransactionTask { token, acks, pushes, shares, runs, retries, stale };
         let task = self.new_task(Task::Transaction(Box::new(task)));
@@ -125,17 +154,13 @@ impl<B: IoBuf> Shard<B> {
         TransactionId(uuid::mint_v7(now.wall_us, &mut self.prng))
     }
 
-    fn share_takes(
-        &self,
-        takes: &[(DeadLetterId, PartitionId)],
-        shares: &mut BTreeMap<ShardId, Share>,
-    ) {
+    fn share_takes(&self, takes: &[(DeadLetterId, PartitionId)], drafts: &mut Drafts) {
         for (id, partition) in takes {
             // The row was found there.
             let Some(shard) = partition.shard().filter(|s| s.0 < self.config.shards) else {
                 continue;
             };
-            shares.entry(shard).or_default().takes.push(*id);
+            drafts.of(shard).share.takes.push(*id);
         }
     }
 
@@ -143,7 +168,7 @@ impl<B: IoBuf> Shard<B> {
     fn share_acks(
         &self,
         acks: &[TransactionAck<'_>],
-        shares: &mut BTreeMap<ShardId, Share>,
+        drafts: &mut Drafts,
     ) -> Result<(), RolledBack> {
         for (index, TransactionAck { group, item }) in acks.iter().enumerate() {
             let home = item.partition_id.and_then(|id| Some((id, id.shard()?)));
@@ -151,7 +176,7 @@ impl<B: IoBuf> Shard<B> {
                 let text = "QTXN unresolvable: no such partition".into();
                 return Err(RolledBack { reason: Rollback::RejectedAck, text, original: None });
             };
-            let share = shares.entry(shard).or_default();
+            let share = &mut drafts.of(shard).share;
             let at = share.acks.iter().position(|(known, _)| *known == **group);
             let at = at.unwrap_or_else(|| {
                 share.acks.push((group.to_string(), PeerAcks::with_capacity(1)));
@@ -164,14 +189,13 @@ impl<B: IoBuf> Shard<B> {
         Ok(())
     }
 
-    /// Scatters the messages to the shards of their partitions. Returns how many there are, and
-    /// where each share's stand in the request.
+    /// Scatters the messages to the shards of their partitions. Returns how many there are.
     fn share_pushes(
         &mut self,
         now: Now,
         request: TransactionRequest<'_>,
-        shares: &mut BTreeMap<ShardId, Share>,
-    ) -> (usize, Vec<Vec<Runs>>) {
+        drafts: &mut Drafts,
+    ) -> usize {
         let mut parts = Parts::default();
         let producer = request.producer.map(str::as_bytes);
         for (place, item) in request.items.iter().enumerate() {
@@ -182,17 +206,16 @@ impl<B: IoBuf> Shard<B> {
         for group in request.frames {
             pushes = parts.add_group(pushes, group);
         }
-        let mut runs: BTreeMap<ShardId, Vec<_>> = BTreeMap::new();
         for part in parts.parts {
             let Some(batch) = part.batch else { continue };
             let hash = partition_hash(&batch.queue, &batch.partition);
             let shard = ShardId((hash % u64::from(self.config.shards)) as u16);
             let first = part.runs.first().map_or(0, |(from, _)| *from);
-            shares.entry(shard).or_default().pushes.push(SharePush { first, batch });
-            runs.entry(shard).or_default().push(part.runs);
+            let draft = drafts.of(shard);
+            draft.share.pushes.push(SharePush { first, batch });
+            draft.runs.push(part.runs);
         }
-        let runs = shares.keys().map(|shard| runs.remove(shard).unwrap_or_default()).collect();
-        (pushes as usize, runs)
+        pushes as usize
     }
 
     /// Makes sure all queues exist, then tries.
@@ -224,12 +247,13 @@ impl<B: IoBuf> Shard<B> {
             asked: 0,
             outcomes: Vec::new(),
             failures: Vec::new(),
-            prepared: 0,
+            prepares: Prepares::new(),
+            durable: 0,
             applied: 0,
             ended: 0,
             committed: None,
         };
-        self.coordinated.insert(id, coordinated);
+        self.coordinated.insert(id, Box::new(coordinated));
         self.reserve_next(id, fx);
     }
 
@@ -271,11 +295,7 @@ impl<B: IoBuf> Shard<B> {
             return;
         };
         coordinated.asked += 1;
-        // With one other shard its vote is all that our commit record waits for. With more, each
-        // would be prepared after the one before instead of all at once.
-        let me = self.config.shard;
-        let alone = shard != me && coordinated.others(me).count() == 1;
-        let prepare = alone && coordinated.failures.is_empty();
+        let prepare = shard != self.config.shard && coordinated.failures.is_empty();
         self.send(shard, PeerMsg::Reserve { transaction, share, prepare }, fx);
     }
 
@@ -285,11 +305,11 @@ impl<B: IoBuf> Shard<B> {
         now: Now,
         from: ShardId,
         transaction: TransactionId,
-        (result, prepared): (Result<ShareOutcome, ShareFailure>, bool),
+        (result, prepare): (Result<ShareOutcome, ShareFailure>, Option<LogPosition>),
         fx: &mut Effects<B>,
     ) {
         let Some(coordinated) = self.coordinated.get_mut(&transaction) else { return };
-        coordinated.prepared += usize::from(prepared);
+        coordinated.prepares.extend(prepare.map(|at| (from, at)));
         match result {
             Ok(outcome) => coordinated.outcomes.push(outcome),
             Err(failure) => coordinated.failures.push((from, failure)),
@@ -297,15 +317,9 @@ impl<B: IoBuf> Shard<B> {
         if coordinated.asked < coordinated.shares.len() {
             return self.reserve_next(transaction, fx);
         }
-        if let Some(failure) = coordinated.verdict() {
-            return self.abort(now, transaction, failure, fx);
-        }
-        let others: Vec<ShardId> = coordinated.others(self.config.shard).collect();
-        if coordinated.prepared == others.len() {
-            return self.decide(now, transaction, others, fx);
-        }
-        for shard in others {
-            self.send(shard, PeerMsg::Prepare { transaction }, fx);
+        match coordinated.verdict() {
+            Some(failure) => self.abort(now, transaction, failure, fx),
+            None => self.commit(now, transaction, fx),
         }
     }
 
@@ -323,47 +337,18 @@ impl<B: IoBuf> Shard<B> {
         self.transact_failed(now, coordinated.task, transaction, failure, fx);
     }
 
-    pub(super) fn prepared(
-        &mut self,
-        now: Now,
-        transaction: TransactionId,
-        result: Result<(), Refusal>,
-        fx: &mut Effects<B>,
-    ) {
-        let me = self.config.shard;
-        // Another's refusal may have ended it.
-        let Some(coordinated) = self.coordinated.get_mut(&transaction) else { return };
-        if let Err(refusal) = result {
-            return self.abort(now, transaction, refused(refusal), fx);
-        }
-        coordinated.prepared += 1;
-        let others: Vec<ShardId> = coordinated.others(me).collect();
-        if coordinated.prepared == others.len() {
-            self.decide(now, transaction, others, fx);
-        }
-    }
-
-    /// All others are prepared: writes the record that decides it.
-    fn decide(
-        &mut self,
-        now: Now,
-        transaction: TransactionId,
-        others: Vec<ShardId>,
-        fx: &mut Effects<B>,
-    ) {
-        let decided = self.own_effects(now, transaction).and_then(|effects| {
-            let record = TransactionRecord { id: transaction, shards: others, effects: &effects };
-            self.append(records::COMMIT, 0, &[&record.encode()])
-        });
-        match decided {
-            Ok(appended) => {
-                let at = appended.at.segment();
+    /// All have voted for it and written their shares: writes ours, with where theirs are.
+    fn commit(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
+        let Some(coordinated) = self.coordinated.get(&transaction) else { return };
+        let prepares = coordinated.prepares.clone();
+        match self.write_commit(now, transaction, prepares) {
+            Ok(at) => {
                 self.state.segments.add(at);
                 if let Some(coordinated) = self.coordinated.get_mut(&transaction) {
                     coordinated.committed = Some(at);
                 }
                 if Mutant::CommitBeforeDurable.active() {
-                    return self.committed(now, transaction, fx);
+                    return self.part_durable(transaction, fx);
                 }
                 self.commit.push(self.log.appended(), Deferred::Committed(transaction));
             }
@@ -371,32 +356,46 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    /// Our commit record is durable: it is decided, and everybody applies.
-    pub(super) fn committed(&mut self, now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
-        let Some(coordinated) = self.coordinated.get(&transaction) else { return };
-        let Some(at) = coordinated.committed else { return };
-        let others: Vec<ShardId> = coordinated.others(self.config.shard).collect();
-        self.apply_own(now, transaction, at, fx);
-        for shard in others {
+    /// The share of another is durable, or its disk has failed.
+    pub(super) fn prepared(
+        &mut self,
+        transaction: TransactionId,
+        result: Result<(), Refusal>,
+        fx: &mut Effects<B>,
+    ) {
+        match result {
+            Ok(()) => self.part_durable(transaction, fx),
+            Err(refusal) => self.transaction_failed(transaction, &refusal, fx),
+        }
+    }
+
+    /// One more of its records is durable. With the last it is committed: all apply.
+    pub(super) fn part_durable(&mut self, transaction: TransactionId, fx: &mut Effects<B>) {
+        let Some(coordinated) = self.coordinated.get_mut(&transaction) else { return };
+        coordinated.durable += 1;
+        if coordinated.durable <= coordinated.prepares.len() || coordinated.committed.is_none() {
+            return;
+        }
+        let shards: SmallVec<[ShardId; 4]> =
+            coordinated.shares.iter().map(|(shard, _)| *shard).collect();
+        for shard in shards {
             self.send(shard, PeerMsg::Commit { transaction }, fx);
         }
     }
 
-    pub(super) fn applied(&mut self, _now: Now, transaction: TransactionId, fx: &mut Effects<B>) {
-        let me = self.config.shard;
+    pub(super) fn applied(&mut self, transaction: TransactionId, fx: &mut Effects<B>) {
         let Some(coordinated) = self.coordinated.get_mut(&transaction) else { return };
         coordinated.applied += 1;
-        if coordinated.applied == coordinated.others(me).count() {
+        if coordinated.applied == coordinated.shares.len() {
             let (task, outcomes) = (coordinated.task, std::mem::take(&mut coordinated.outcomes));
             self.transact_done(task, transaction, outcomes, fx);
         }
     }
 
     pub(super) fn ended(&mut self, transaction: TransactionId) {
-        let me = self.config.shard;
         let Some(coordinated) = self.coordinated.get_mut(&transaction) else { return };
         coordinated.ended += 1;
-        if coordinated.ended == coordinated.others(me).count()
+        if coordinated.ended == coordinated.shares.len()
             && let Some(coordinated) = self.coordinated.remove(&transaction)
             && let Some(at) = coordinated.committed
         {
@@ -404,7 +403,7 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    /// The commit record may or may not be on the disk: the next start decides.
+    /// One of its records may or may not be on the disk: the next start decides.
     pub(super) fn transaction_failed(
         &mut self,
         transaction: TransactionId,
@@ -511,8 +510,11 @@ impl Coordinated {
         let mut marks: Vec<_> = self.outcomes.iter().flat_map(|o| &o.marks).collect();
         marks.sort_unstable();
         marks.dedup();
-        let of = |mark: &Mark| (mark.queue.clone(), mark.group.clone());
-        let two = marks.windows(2).find(|pair| of(pair[0]) == of(pair[1]))?;
+        let differ = |pair: &&[&Mark]| {
+            let (a, b) = (pair[0], pair[1]);
+            (&a.queue, &a.group) == (&b.queue, &b.group)
+        };
+        let two = marks.windows(2).find(differ)?;
         Some(ShareFailure::Stale { queue: two[0].queue.clone() })
     }
 }

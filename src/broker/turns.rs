@@ -5,7 +5,10 @@
 //! in all of its lines in one step, and its turn has come when it heads all of them**, so two on
 //! one shard never wait for each other.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, VecDeque};
+
+use smallvec::SmallVec;
 
 use super::ack::AckJob;
 use super::append::PeerPush;
@@ -54,8 +57,18 @@ pub(super) enum Waiting {
 /// All lines of a shard.
 #[derive(Default, Debug)]
 pub(super) struct Turns {
-    lines: BTreeMap<Resource, VecDeque<Ticket>>,
-    entered: BTreeMap<Ticket, Vec<Resource>>,
+    lines: BTreeMap<Resource, Line>,
+    entered: BTreeMap<Ticket, Resources>,
+}
+
+/// What one stands in line for.
+pub(super) type Resources = SmallVec<[Resource; 2]>;
+
+/// Mostly nobody is behind the first.
+#[derive(Debug)]
+struct Line {
+    head: Ticket,
+    behind: VecDeque<Ticket>,
 }
 
 impl Turns {
@@ -68,11 +81,21 @@ impl Turns {
     }
 
     /// Stands in all these lines. Returns whether the turn has come already.
-    pub(super) fn enter(&mut self, ticket: Ticket, mut resources: Vec<Resource>) -> bool {
+    pub(super) fn enter(
+        &mut self,
+        ticket: Ticket,
+        resources: impl IntoIterator<Item = Resource>,
+    ) -> bool {
+        let mut resources: Resources = resources.into_iter().collect();
         resources.sort_unstable();
         resources.dedup();
         for resource in &resources {
-            self.lines.entry(*resource).or_default().push_back(ticket);
+            match self.lines.entry(*resource) {
+                Entry::Occupied(mut line) => line.get_mut().behind.push_back(ticket),
+                Entry::Vacant(line) => {
+                    line.insert(Line { head: ticket, behind: VecDeque::new() });
+                }
+            }
         }
         let before = self.entered.insert(ticket, resources);
         assert!(before.is_none(), "a ticket enters once");
@@ -82,27 +105,30 @@ impl Turns {
     /// Whether this one heads all of its lines.
     pub(super) fn has_come(&self, ticket: Ticket) -> bool {
         self.entered.get(&ticket).is_some_and(|resources| {
-            resources.iter().all(|r| self.lines.get(r).and_then(VecDeque::front) == Some(&ticket))
+            resources.iter().all(|r| self.lines.get(r).is_some_and(|line| line.head == ticket))
         })
     }
 
     /// What this one holds or waits for.
     pub(super) fn resources(&self, ticket: Ticket) -> &[Resource] {
-        self.entered.get(&ticket).map_or(&[], Vec::as_slice)
+        self.entered.get(&ticket).map_or(&[], Resources::as_slice)
     }
 
-    /// Ends the turn of one that heads its lines: leaves all of them. Returns those whose turn has come by that, in the order of their lines.
+    /// Ends the turn of one that heads its lines: leaves all of them. Returns those whose turn has
+    /// come by that, in the order of their lines.
     pub(super) fn leave(&mut self, ticket: Ticket) -> Vec<Ticket> {
         let resources = self.entered.remove(&ticket).unwrap_or_default();
         let mut heads = Vec::new();
         for resource in resources {
             let Some(line) = self.lines.get_mut(&resource) else { continue };
-            let head = line.pop_front();
-            assert_eq!(head, Some(ticket), "only who heads its lines leaves them");
-            match line.front() {
-                Some(head) if !heads.contains(head) => heads.push(*head),
-                Some(_) => {}
-                None => _ = self.lines.remove(&resource),
+            assert_eq!(line.head, ticket, "only who heads its lines leaves them");
+            let Some(next) = line.behind.pop_front() else {
+                self.lines.remove(&resource);
+                continue;
+            };
+            line.head = next;
+            if !heads.contains(&next) {
+                heads.push(next);
             }
         }
         heads.retain(|head| self.has_come(*head));
@@ -123,7 +149,12 @@ impl<B: IoBuf> Shard<B> {
 
     /// Stands in line; partitions in it are out of the ready lists meanwhile. Work whose turn has
     /// come at once is done before the call that brought it returns.
-    pub(super) fn stand_in_line(&mut self, resources: Vec<Resource>, work: Waiting) -> Ticket {
+    pub(super) fn stand_in_line(
+        &mut self,
+        resources: impl IntoIterator<Item = Resource>,
+        work: Waiting,
+    ) -> Ticket {
+        let resources: Resources = resources.into_iter().collect();
         for resource in &resources {
             if let Resource::Cursor(key) = resource
                 && let Some(group) = self.state.group_mut(*key)

@@ -3,10 +3,13 @@
 //! A transaction's messages lie in records of their own (`TRANSACTION_BATCH`) in front of the one
 //! that decides them; a pop reads them there as it reads any batch. That one lists *effects*:
 //! for each cursor its whole new state, for each batch its place. It is a `TRANSACTION` where all
-//! lies on one shard. Across shards it is the coordinator's `COMMIT`, which carries the effects of
-//! the coordinator's own share, and on every other shard a `PREPARE`, applied at its `END`.
+//! lies on one shard. Across shards it is a `PREPARE` on every shard but the coordinator's, where
+//! it is the `COMMIT`. That one names the places of all the prepares: the transaction is committed
+//! if these are in the logs. Each share is applied at its `END`.
 
 use std::collections::BTreeMap;
+
+use smallvec::SmallVec;
 
 use super::partition::Slot;
 use super::records::{self, CursorRecord, Malformed, Reader, Writer};
@@ -17,19 +20,19 @@ use crate::broker::partition::BatchRef;
 use crate::log::Record;
 use crate::model::transaction::TransactionId;
 
-/// The body of `TRANSACTION`, `PREPARE` and `COMMIT`.
+/// The body of `TRANSACTION` and `PREPARE`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TransactionRecord<'a> {
     pub id: TransactionId,
-    /// Of a `PREPARE` its coordinator, of a `COMMIT` the other participants.
-    pub shards: Vec<ShardId>,
+    /// Of a `PREPARE`.
+    pub coordinator: Option<ShardId>,
     pub effects: &'a [u8],
 }
 
 impl<'a> TransactionRecord<'a> {
     pub fn encode(&self) -> records::Body {
-        let mut w = Writer::default().id(&self.id.0).u32(self.shards.len() as u32);
-        for shard in &self.shards {
+        let mut w = Writer::default().id(&self.id.0).u32(self.coordinator.iter().count() as u32);
+        if let Some(shard) = self.coordinator {
             w = w.u32(shard.0.into());
         }
         w.0.extend_from_slice(self.effects);
@@ -39,13 +42,50 @@ impl<'a> TransactionRecord<'a> {
     pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
         let mut r = Reader(body);
         let id = TransactionId(r.id()?);
-        let count = r.u32()?;
-        let mut shards = Vec::new();
-        for _ in 0..count {
-            shards.push(ShardId(u16::try_from(r.u32()?).or(Err(Malformed))?));
-        }
-        Ok(Self { id, shards, effects: r.0 })
+        let coordinator = match r.u32()? {
+            0 => None,
+            1 => Some(shard_id(&mut r)?),
+            _ => return Err(Malformed),
+        };
+        Ok(Self { id, coordinator, effects: r.0 })
     }
+}
+
+/// Where the shares of a transaction's other participants are prepared.
+pub type Prepares = SmallVec<[(ShardId, LogPosition); 4]>;
+
+/// The body of `COMMIT`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CommitRecord<'a> {
+    pub id: TransactionId,
+    pub prepares: Prepares,
+    pub effects: &'a [u8],
+}
+
+impl<'a> CommitRecord<'a> {
+    pub fn encode(&self) -> records::Body {
+        let mut w = Writer::default().id(&self.id.0).u32(self.prepares.len() as u32);
+        for (shard, at) in &self.prepares {
+            w = w.u32(shard.0.into()).u64(at.to_bits());
+        }
+        w.0.extend_from_slice(self.effects);
+        w.0
+    }
+
+    pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
+        let mut r = Reader(body);
+        let id = TransactionId(r.id()?);
+        let count = r.u32()?;
+        let mut prepares = Prepares::new();
+        for _ in 0..count {
+            prepares.push((shard_id(&mut r)?, LogPosition::from_bits(r.u64()?)));
+        }
+        Ok(Self { id, prepares, effects: r.0 })
+    }
+}
+
+fn shard_id(r: &mut Reader<'_>) -> Result<ShardId, Malformed> {
+    u16::try_from(r.u32()?).map(ShardId).or(Err(Malformed))
 }
 
 pub fn encode_end(id: TransactionId, committed: bool) -> records::Body {
@@ -118,13 +158,29 @@ struct Prepared {
     at: SegmentId,
 }
 
+/// A transaction that this shard coordinates, whose commit record replay found.
+#[derive(Debug)]
+struct Coordinated {
+    at: SegmentId,
+    fate: Fate,
+}
+
+#[derive(Debug)]
+enum Fate {
+    /// No end was found: it is committed if these are in the logs.
+    Hangs(Prepares),
+    Ended {
+        committed: bool,
+    },
+}
+
 /// What the log knows of transactions whose end it has not.
 #[derive(Default, Debug)]
 pub(super) struct Undecided {
     loose: BTreeMap<LogPosition, Loose>,
     prepared: BTreeMap<TransactionId, Prepared>,
-    /// Commit records, each with its segment, until all participants have ended.
-    committed: BTreeMap<TransactionId, SegmentId>,
+    /// Until all participants have ended.
+    coordinated: BTreeMap<TransactionId, Coordinated>,
 }
 
 impl Undecided {
@@ -134,8 +190,19 @@ impl Undecided {
         of.map(|(id, _)| *id).collect()
     }
 
+    /// Transactions this shard coordinates whose end is not known, each with what must be in the
+    /// logs for it to be committed.
+    pub(super) fn hanging(&self) -> Vec<(TransactionId, Prepares)> {
+        let hanging = self.coordinated.iter().filter_map(|(id, found)| match &found.fate {
+            Fate::Hangs(prepares) => Some((*id, prepares.clone())),
+            Fate::Ended { .. } => None,
+        });
+        hanging.collect()
+    }
+
     pub(super) fn is_committed(&self, id: TransactionId) -> bool {
-        self.committed.contains_key(&id)
+        let found = self.coordinated.get(&id);
+        found.is_some_and(|found| matches!(found.fate, Fate::Ended { committed: true }))
     }
 
     /// Replay has ended: messages that no record refers to are nothing.
@@ -176,16 +243,15 @@ impl State {
             }
             records::PREPARE => {
                 let body = TransactionRecord::decode(record.body)?;
-                let coordinator = body.shards.first().copied().ok_or(Malformed)?;
-                let share = Prepared { coordinator, effects: body.effects.to_vec(), at };
-                self.pin_prepared(&share.effects, at);
-                self.undecided.prepared.insert(body.id, share);
+                let coordinator = body.coordinator.ok_or(Malformed)?;
+                self.found_prepared(body.id, coordinator, body.effects, at);
             }
             records::COMMIT => {
-                let body = TransactionRecord::decode(record.body)?;
+                let body = CommitRecord::decode(record.body)?;
                 self.segments.add(at);
-                self.undecided.committed.insert(body.id, at);
-                self.apply_effects(body.effects, at, record.at, now)?;
+                let found = Coordinated { at, fate: Fate::Hangs(body.prepares) };
+                self.undecided.coordinated.insert(body.id, found);
+                self.found_prepared(body.id, self.shard, body.effects, at);
             }
             _ => {
                 let (id, committed) = decode_end(record.body)?;
@@ -193,6 +259,18 @@ impl State {
             }
         }
         Ok(())
+    }
+
+    fn found_prepared(
+        &mut self,
+        id: TransactionId,
+        coordinator: ShardId,
+        effects: &[u8],
+        at: SegmentId,
+    ) {
+        self.pin_prepared(effects, at);
+        let share = Prepared { coordinator, effects: effects.to_vec(), at };
+        self.undecided.prepared.insert(id, share);
     }
 
     /// A prepared share keeps its record and its messages until its end is known.
@@ -214,6 +292,9 @@ impl State {
         ended_at: LogPosition,
         now: Now,
     ) -> Result<(), Malformed> {
+        if let Some(found) = self.undecided.coordinated.get_mut(&id) {
+            found.fate = Fate::Ended { committed };
+        }
         // Its record may be gone with the segments before this one: then so is what it did.
         let Some(share) = self.undecided.prepared.remove(&id) else { return Ok(()) };
         if committed {
@@ -228,8 +309,8 @@ impl State {
 
     /// All participants of the commits that replay found have ended.
     pub(super) fn forget_commits(&mut self) {
-        for at in std::mem::take(&mut self.undecided.committed).into_values() {
-            self.segments.remove(at);
+        for found in std::mem::take(&mut self.undecided.coordinated).into_values() {
+            self.segments.remove(found.at);
         }
     }
 
@@ -277,6 +358,8 @@ impl State {
 
 #[cfg(test)]
 mod tests {
+    use smallvec::smallvec;
+
     use super::*;
 
     #[test]
@@ -294,13 +377,27 @@ mod tests {
         }
         let record = TransactionRecord {
             id: TransactionId([4; 16]),
-            shards: vec![ShardId(0), ShardId(3)],
+            coordinator: Some(ShardId(3)),
             effects: &bytes,
         };
         let body = record.encode();
         assert_eq!(TransactionRecord::decode(&body), Ok(record));
-        for end in 0..28 {
+        for end in 0..24 {
             assert_eq!(TransactionRecord::decode(&body[..end]), Err(Malformed), "{end}");
+        }
+        let whole =
+            TransactionRecord { id: TransactionId([4; 16]), coordinator: None, effects: &[] };
+        assert_eq!(TransactionRecord::decode(&whole.encode()), Ok(whole));
+        let place = |segment| LogPosition::new(SegmentId(segment), 4_104);
+        let commit = CommitRecord {
+            id: TransactionId([4; 16]),
+            prepares: smallvec![(ShardId(0), place(7)), (ShardId(3), place(1))],
+            effects: &bytes,
+        };
+        let body = commit.encode();
+        assert_eq!(CommitRecord::decode(&body), Ok(commit));
+        for end in 0..44 {
+            assert_eq!(CommitRecord::decode(&body[..end]), Err(Malformed), "{end}");
         }
         for committed in [true, false] {
             let end = encode_end(TransactionId([5; 16]), committed);

@@ -16,7 +16,8 @@ use super::options::{OptionsPatch, QueueOptions};
 use super::reply::{AckResult, Counts, PushResult, ShardStats};
 use super::traffic::WalkStep;
 use super::transaction::{ShareFailure, ShareOutcome, SharedShare, TransactionId};
-use crate::base::ids::{LeaseId, Offset, PartitionId};
+use crate::base::extent::Extent;
+use crate::base::ids::{LeaseId, LogPosition, Offset, PartitionId};
 use crate::base::spare::Reuse;
 use crate::base::time::Deadline;
 
@@ -371,7 +372,7 @@ pub enum PeerMsg {
     Configure {
         task: TaskId,
         queue: String,
-        patch: OptionsPatch,
+        patch: Box<OptionsPatch>,
     },
     DeleteQueue {
         task: TaskId,
@@ -397,7 +398,7 @@ pub enum PeerMsg {
     },
     Replicate {
         change_id: u64,
-        change: CatalogChange,
+        change: Box<CatalogChange>,
     },
     Replicated {
         change_id: u64,
@@ -544,18 +545,16 @@ pub enum PeerMsg {
     Reserve {
         transaction: TransactionId,
         share: SharedShare,
-        /// A vote for it is to come with the share prepared.
+        /// With a vote for it, write it to the log, to be applied or not.
         prepare: bool,
     },
     Vote {
         transaction: TransactionId,
         result: Result<ShareOutcome, ShareFailure>,
-        prepared: bool,
+        /// Where it was written; not durable yet.
+        prepare: Option<LogPosition>,
     },
-    /// All have voted for it: make the share durable, to be applied or not.
-    Prepare {
-        transaction: TransactionId,
-    },
+    /// That record is durable, or may never be.
     Prepared {
         transaction: TransactionId,
         result: Result<(), Refusal>,
@@ -577,6 +576,8 @@ pub enum PeerMsg {
     // Start: what became of transactions that a shard found prepared.
     Unresolved {
         transactions: Vec<TransactionId>,
+        /// How far the log of the shard that asks reached when it was opened.
+        extent: Extent,
     },
     /// Each with whether it was committed.
     Resolved {

@@ -16,7 +16,6 @@ use crate::base::ids::ShardId;
 use crate::model::peer::PeerMsg;
 
 /// As large as the largest peer's message, which is also the most frequent kind.
-#[expect(clippy::large_enum_variant, reason = "boxing would cost an allocation for each message")]
 #[derive(Debug)]
 pub enum Message {
     /// For a shard of the receiving executor.

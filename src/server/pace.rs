@@ -17,6 +17,9 @@ const PART_OF_COMMIT: u64 = 2;
 const WAIT_US_MAX: u64 = 1_000;
 /// Of those expected, all but this part are enough.
 const STRAGGLERS: usize = 8;
+/// What nobody waits for is written with what somebody does, or by itself after this many
+/// microseconds.
+const REST_US: u64 = 5_000;
 /// Commits without a wait after a vain one, doubled with each further.
 const SKIP_MIN: u32 = 4;
 const SKIP_MAX: u32 = 256;
@@ -31,6 +34,8 @@ pub struct Pace {
     released: usize,
     left: usize,
     wait: Wait,
+    /// What rests is flushed then, in monotonic microseconds.
+    rest_until: Option<u64>,
     /// Commits still to be left without a wait, and how many after the next vain one.
     skip: u32,
     next_skip: u32,
@@ -60,6 +65,7 @@ impl Pace {
             self.next_skip = (self.skip * 2).min(SKIP_MAX);
         }
         self.wait = Wait::No;
+        self.rest_until = None;
     }
 
     /// A commit has ended: it released so many answers, and others wait for the next.
@@ -93,12 +99,18 @@ impl Pace {
         }
     }
 
+    /// Whether what is appended, which nobody waits for, is to wait for company still.
+    pub fn rests(&mut self, now: Now) -> bool {
+        now.mono_us < *self.rest_until.get_or_insert(now.mono_us + REST_US)
+    }
+
     /// When to flush at the latest.
     pub fn deadline(&self) -> Option<Deadline> {
-        match self.wait {
-            Wait::Until(until) => Some(Deadline(until)),
+        let wait = match self.wait {
+            Wait::Until(until) => Some(until),
             Wait::No | Wait::Next => None,
-        }
+        };
+        [wait, self.rest_until].into_iter().flatten().min().map(Deadline)
     }
 }
 
@@ -125,6 +137,17 @@ mod tests {
             assert!(!pace.holds(at(end + 50), 1));
             assert_eq!(pace.deadline(), None);
         }
+    }
+
+    #[test]
+    fn what_nobody_waits_for_rests_until_the_next_commit_or_its_time() {
+        let mut pace = Pace::default();
+        assert!(pace.rests(at(1_000)) && pace.rests(at(1_000 + REST_US - 1)));
+        assert_eq!(pace.deadline(), Some(Deadline(1_000 + REST_US)));
+        assert!(!pace.rests(at(1_000 + REST_US)));
+        pace.begun(at(7_000), 1);
+        assert_eq!(pace.deadline(), None);
+        assert!(pace.rests(at(9_000)));
     }
 
     #[test]

@@ -201,7 +201,11 @@ impl ShardHandle {
     /// What is appended waits for more to come. If so the timer looks again.
     fn gathers(&self) -> bool {
         let shard = &self.core.borrow().shard;
-        let holds = shard.may_gather() && self.pace.borrow_mut().holds(self.now(), shard.waiting());
+        let holds = if shard.may_rest() {
+            self.pace.borrow_mut().rests(self.now())
+        } else {
+            shard.may_gather() && self.pace.borrow_mut().holds(self.now(), shard.waiting())
+        };
         if holds {
             self.want_tick(shard);
         }
