@@ -167,8 +167,9 @@ struct Coordinated {
 
 #[derive(Debug)]
 enum Fate {
-    /// No end was found: it is committed if these are in the logs.
-    Hangs(Prepares),
+    /// No end was found: it is committed if these are in the logs. Boxed, as of all commit records
+    /// in the log only the newest hang.
+    Hangs(Box<Prepares>),
     Ended {
         committed: bool,
     },
@@ -194,7 +195,7 @@ impl Undecided {
     /// logs for it to be committed.
     pub(super) fn hanging(&self) -> Vec<(TransactionId, Prepares)> {
         let hanging = self.coordinated.iter().filter_map(|(id, found)| match &found.fate {
-            Fate::Hangs(prepares) => Some((*id, prepares.clone())),
+            Fate::Hangs(prepares) => Some((*id, (**prepares).clone())),
             Fate::Ended { .. } => None,
         });
         hanging.collect()
@@ -249,7 +250,7 @@ impl State {
             records::COMMIT => {
                 let body = CommitRecord::decode(record.body)?;
                 self.segments.add(at);
-                let found = Coordinated { at, fate: Fate::Hangs(body.prepares) };
+                let found = Coordinated { at, fate: Fate::Hangs(Box::new(body.prepares)) };
                 self.undecided.coordinated.insert(body.id, found);
                 self.found_prepared(body.id, self.shard, body.effects, at);
             }

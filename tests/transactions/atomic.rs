@@ -1,5 +1,7 @@
 //! What one transaction does, and what it leaves when it does not happen.
 
+use std::time::{Duration, Instant};
+
 use serde_json::json;
 
 use super::support::{Broker, Client, Message, Options, Wire};
@@ -37,6 +39,36 @@ fn an_ack_and_a_push_on_two_shards_happen_together_and_survive_a_kill() {
     assert_eq!(all_of(&mut client, "new.queue", "p", "g"), ["3"]);
     // What it stored is known by its id: sent again, it is a duplicate.
     assert_eq!(client.push_one("q", &there, "next", "9")["status"], "duplicate");
+}
+
+/// They wait for company, which a lone transaction does not get.
+#[test]
+fn the_ends_of_a_lone_transaction_reach_the_disk() {
+    let arguments = vec!["--segment-bytes".into(), "4MiB".into()];
+    let broker = Broker::start(Options { arguments, ..Options::default() });
+    let mut client = broker.client();
+    let (here, there) = apart(&mut client, "q");
+    let message = leased(&mut client, "q", &here, "job");
+    let operations = [ack_of(&message, "completed"), push_of("q", &there, "next", 2)];
+    let answer = transact(&mut client, &json!({"operations": operations}));
+    assert_eq!(answer["success"], true, "{answer}");
+    let id = answer["transactionId"].as_str().unwrap().replace('-', "");
+    let id: Vec<u8> =
+        (0..16).map(|at| u8::from_str_radix(&id[2 * at..2 * at + 2], 16).unwrap()).collect();
+    let finder = memchr::memmem::Finder::new(&id);
+    let until = Instant::now() + Duration::from_secs(10);
+    loop {
+        let files = walk(&broker.data_dir());
+        let records =
+            files.iter().map(|file| finder.find_iter(&std::fs::read(file).unwrap()).count());
+        // The commit, the prepare, and an end on each shard.
+        let records: usize = records.sum();
+        if records == 4 {
+            break;
+        }
+        assert!(Instant::now() < until, "{records} records of the transaction");
+        std::thread::sleep(Duration::from_millis(5));
+    }
 }
 
 #[test]
