@@ -83,6 +83,8 @@ impl Pace {
 
     /// Whether what is appended is to wait still, given the answers that wait for it.
     pub fn holds(&mut self, now: Now, waiting: usize) -> bool {
+        // What rested has company: its time does not count any more.
+        self.rest_until = None;
         let expected = self.left + self.released;
         if self.wait != Wait::No && waiting >= expected - expected / STRAGGLERS {
             self.next_skip = SKIP_MIN;
@@ -148,6 +150,11 @@ mod tests {
         pace.begun(at(7_000), 1);
         assert_eq!(pace.deadline(), None);
         assert!(pace.rests(at(9_000)));
+        // With company it waits as that does: a deadline that has passed would be looked at
+        // without end.
+        pace.ended(at(13_900), 8, 0);
+        assert!(pace.holds(at(13_950), 1));
+        assert_eq!(pace.deadline(), Some(Deadline(13_950 + WAIT_US_MAX)));
     }
 
     #[test]
