@@ -469,8 +469,7 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn shows_when_durable(&mut self, slot: Slot, stored: BatchRef) {
         self.undurable_bytes += stored.bytes as usize;
         let visible = Deferred::Visible { slot, to: stored.end(), bytes: stored.bytes };
-        self.commit.push(self.log.appended(), visible);
-        self.silent += 1;
+        self.await_silently(visible);
     }
 
     /// One record: head, frames, id table. The table stays in `scratch`.

@@ -553,6 +553,12 @@ impl<B: IoBuf> Shard<B> {
         self.commit.push(self.log.appended(), Deferred::Send { to, msg });
     }
 
+    /// Waits for everything appended so far; it answers nobody.
+    pub(super) fn await_silently(&mut self, deferred: Deferred<B>) {
+        self.silent += 1;
+        self.commit.push(self.log.appended(), deferred);
+    }
+
     pub(super) fn others(&self) -> impl Iterator<Item = ShardId> + use<B> {
         let me = self.config.shard;
         (0..self.config.shards).map(ShardId).filter(move |s| *s != me)

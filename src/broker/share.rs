@@ -619,19 +619,14 @@ impl<B: IoBuf> Shard<B> {
     ) {
         let Some(mut job) = self.shares.remove(&transaction) else { return };
         if let Some((effects, at)) = &job.prepared {
-            let body = encode_end(transaction, commits);
-            let rests = !self.log.has_pending() || self.resting == self.log.appended();
-            let ended = match self.append(records::END, 0, &[&body]) {
-                Ok(appended) => appended.at,
+            let ended = match self.append_end(transaction, commits) {
+                Ok(ended) => ended,
                 Err(refusal) => {
                     tracing::debug!(?refusal, "the end of a transaction waits for room in the log");
                     self.shares.insert(transaction, job);
                     return self.stalled_ends.push_back((transaction, commits));
                 }
             };
-            if rests {
-                self.resting = self.log.appended();
-            }
             let (effects, at) = (effects.clone(), *at);
             if commits {
                 let mine = job.coordinator == self.config.shard;
@@ -640,12 +635,26 @@ impl<B: IoBuf> Shard<B> {
                 }
                 self.send(job.coordinator, PeerMsg::Applied { transaction }, fx);
                 let coordinator = job.coordinator;
-                self.silent += 1;
-                self.commit.push(self.log.appended(), Deferred::Ended { coordinator, transaction });
+                self.await_silently(Deferred::Ended { coordinator, transaction });
             }
             self.state.unpin_prepared(&effects, at);
         }
         self.leave(now, job.ticket, fx);
+    }
+
+    /// Returns where it lies. Behind nothing but other ends it is in no hurry.
+    pub(super) fn append_end(
+        &mut self,
+        transaction: TransactionId,
+        committed: bool,
+    ) -> Result<LogPosition, Refusal> {
+        let rests = !self.log.has_pending() || self.resting == self.log.appended();
+        let body = encode_end(transaction, committed);
+        let appended = self.append(records::END, 0, &[&body])?;
+        if rests {
+            self.resting = self.log.appended();
+        }
+        Ok(appended.at)
     }
 
     pub(super) fn retry_stalled_ends(&mut self, now: Now, fx: &mut Effects<B>) {

@@ -16,12 +16,10 @@ use super::line::Lines;
 use super::owner::Owner;
 use super::pinned::Pinned;
 use super::queue::Queue;
-use super::records;
 use super::shard::{Counters, Deferred, Event, OpenRefused, OpenReport, Shard, ShardConfig};
 use super::spares::Spares;
 use super::state::State;
 use super::turns::Turns;
-use super::undecided::encode_end;
 use crate::base::buf::IoBuf;
 use crate::base::extent::Extent;
 use crate::base::ids::{LogPosition, ShardId};
@@ -257,8 +255,8 @@ impl<B: IoBuf> Shard<B> {
 
     /// Ends a share that replay found prepared.
     fn end_found(&mut self, now: Now, id: TransactionId, committed: bool) -> Result<(), Refusal> {
-        let appended = self.append(records::END, 0, &[&encode_end(id, committed)])?;
-        let ended = self.state.end_prepared(id, committed, appended.at, now);
+        let at = self.append_end(id, committed)?;
+        let ended = self.state.end_prepared(id, committed, at, now);
         assert!(ended.is_ok(), "its effects were read when they were replayed");
         Ok(())
     }

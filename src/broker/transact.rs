@@ -510,11 +510,8 @@ impl Coordinated {
         let mut marks: Vec<_> = self.outcomes.iter().flat_map(|o| &o.marks).collect();
         marks.sort_unstable();
         marks.dedup();
-        let differ = |pair: &&[&Mark]| {
-            let (a, b) = (pair[0], pair[1]);
-            (&a.queue, &a.group) == (&b.queue, &b.group)
-        };
-        let two = marks.windows(2).find(differ)?;
+        let of_one = |a: &Mark, b: &Mark| (&a.queue, &a.group) == (&b.queue, &b.group);
+        let two = marks.windows(2).find(|pair| of_one(pair[0], pair[1]))?;
         Some(ShareFailure::Stale { queue: two[0].queue.clone() })
     }
 }

@@ -31,7 +31,7 @@ pub struct TransactionRecord<'a> {
 
 impl<'a> TransactionRecord<'a> {
     pub fn encode(&self) -> records::Body {
-        let mut w = Writer::default().id(&self.id.0).u32(self.coordinator.iter().count() as u32);
+        let mut w = Writer::default().id(&self.id.0).u32(self.coordinator.is_some().into());
         if let Some(shard) = self.coordinator {
             w = w.u32(shard.0.into());
         }
