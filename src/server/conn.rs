@@ -24,6 +24,7 @@ use futures_lite::FutureExt;
 use super::answer::{Answer, Asked, Outbox};
 use super::node::Node;
 use super::operate;
+use super::reactor;
 use super::shard::ShardHandle;
 use super::sockets::Socket;
 use super::sys;
@@ -54,8 +55,8 @@ const SEND_BYTES: usize = 256 << 10;
 /// Serves an accepted connection on this executor until its end.
 pub fn begin(node: &Rc<Node>, stream: TcpStream) {
     let counted = Counted(node.clone());
-    match node.sockets.adopt(stream) {
-        Ok(socket) => drop(glommio::spawn_local(serve(counted, socket)).detach()),
+    match node.reactor.sockets.adopt(stream) {
+        Ok(socket) => drop(reactor::spawn(serve(counted, socket)).detach()),
         Err(error) => tracing::debug!(%error, "a connection could not be taken up"),
     }
 }
@@ -84,9 +85,9 @@ pub fn refuse(node: &Rc<Node>, stream: TcpStream) {
     if !node.begin_refusing() {
         return;
     }
-    let Ok(socket) = node.sockets.adopt(stream) else { return node.end_refusing() };
+    let Ok(socket) = node.reactor.sockets.adopt(stream) else { return node.end_refusing() };
     let node = node.clone();
-    glommio::spawn_local(async move {
+    reactor::spawn(async move {
         let mut conn = Conn::new(node.clone(), socket);
         let answer = Answer::rejected(&Reject {
             status: 503,

@@ -1,6 +1,7 @@
 //! Disk operations of the running log, on O_DIRECT files through io_uring.
 //!
-//! One [`Disk`] for each shard. Each [`LogIo`] is performed once and answered once; nothing that
+//! Reads, writes and syncs go through the executor's [`super::ring`]; what opens, renames and removes
+//! files, through glommio. One [`Disk`] for each shard. Each [`LogIo`] is performed once and answered once; nothing that
 //! has reached a file is retried here. Files are opened at their first use and stay open until they are renamed or
 //! removed. Payload bytes are not copied, except where a read is longer than one piece.
 
@@ -14,9 +15,10 @@ use std::time::Duration;
 
 use ahash::AHashMap;
 use glommio::GlommioError;
-use glommio::io::{DmaFile, OpenOptions};
+use glommio::io::{DmaBuffer, DmaFile, OpenOptions};
 
 use super::dma::DmaBuf;
+use super::reactor::Reactor;
 use crate::base::buf::{ALIGN, IoBuf};
 use crate::base::fault::DiskError;
 use crate::log::io::{FileId, IoDone, LogIo};
@@ -31,6 +33,7 @@ const READ_PIECE: usize = 1 << 20;
 
 pub struct Disk {
     folder: PathBuf,
+    reactor: Rc<Reactor>,
     /// For fsync of the folder; shared with the thread that performs it.
     handle: Arc<File>,
     open: RefCell<AHashMap<FileId, Rc<DmaFile>>>,
@@ -40,9 +43,10 @@ pub struct Disk {
 
 impl Disk {
     /// On the executor that will use it, after [`super::executor::warm_up`].
-    pub fn open(folder: &Path) -> io::Result<Self> {
+    pub fn open(folder: &Path, reactor: Rc<Reactor>) -> io::Result<Self> {
         Ok(Self {
             folder: folder.to_owned(),
+            reactor,
             handle: Arc::new(File::open(folder)?),
             open: RefCell::default(),
             synced: RefCell::default(),
@@ -79,7 +83,8 @@ impl Disk {
         let file = if durable { self.synced_file(id).await? } else { self.file(id).await? };
         let whole = buf.to_write();
         let whole = if whole.len() == len { whole } else { head_of(whole, len) };
-        let mut written = file.write_rc_at(whole.clone(), at).await.map_err(errno)?;
+        let ring = &self.reactor.ring;
+        let mut written = ring.write(&file, whole.clone(), at).await.map_err(of_ring)?;
         // The kernel may write less than it was given: full disks, signals.
         while written < len {
             if written == 0 || !written.is_multiple_of(ALIGN) {
@@ -87,7 +92,8 @@ impl Disk {
             }
             let mut rest = glommio::allocate_dma_buffer(len - written);
             rest.as_bytes_mut().copy_from_slice(&whole.as_bytes()[written..len]);
-            match file.write_at(rest, at + written as u64).await.map_err(errno)? {
+            let more = ring.write(&file, Rc::new(rest), at + written as u64).await;
+            match more.map_err(of_ring)? {
                 0 => return Err(DiskError::IO),
                 more => written += more,
             }
@@ -96,15 +102,16 @@ impl Disk {
     }
 
     async fn sync(&self, id: FileId) -> Result<(), DiskError> {
-        self.file(id).await?.fdatasync().await.map_err(errno)
+        let file = self.file(id).await?;
+        self.reactor.ring.data_sync(&file).await.map_err(of_ring)
     }
 
     async fn read(&self, id: FileId, at: u64, len: usize) -> Result<DmaBuf, DiskError> {
         assert!(len > 0 && len.is_multiple_of(ALIGN) && at.is_multiple_of(ALIGN as u64));
         let file = self.file(id).await?;
         if len <= READ_PIECE {
-            let piece = file.read_at_aligned(at, len).await.map_err(errno)?;
-            if piece.len() == len {
+            let (read, piece) = self.read_piece(&file, at, len).await?;
+            if read == len {
                 return Ok(DmaBuf::from_read(piece));
             }
         }
@@ -112,19 +119,30 @@ impl Disk {
         let mut read = 0;
         while read < len {
             let want = (len - read).min(READ_PIECE);
-            let piece = file.read_at_aligned(at + read as u64, want).await.map_err(errno)?;
+            let (got, piece) = self.read_piece(&file, at + read as u64, want).await?;
             // Nothing, or no whole blocks: the file ends before what was asked for.
-            if piece.is_empty() || (piece.len() < want && !piece.len().is_multiple_of(ALIGN)) {
+            if got == 0 || (got < want && !got.is_multiple_of(ALIGN)) {
                 return Err(DiskError::IO);
             }
-            whole.bytes_mut()[read..read + piece.len()].copy_from_slice(&piece);
-            read += piece.len();
+            whole.bytes_mut()[read..read + got].copy_from_slice(&piece.as_bytes()[..got]);
+            read += got;
         }
         Ok(whole)
     }
 
+    async fn read_piece(
+        &self,
+        file: &Rc<DmaFile>,
+        at: u64,
+        len: usize,
+    ) -> Result<(usize, DmaBuffer), DiskError> {
+        let into = glommio::allocate_dma_buffer(len);
+        self.reactor.ring.read(file, into, at).await.map_err(of_ring)
+    }
+
     async fn create(&self, id: FileId, bytes: u64) -> Result<(), DiskError> {
         let path = self.path(id);
+        let errand = self.reactor.errand();
         let file = OpenOptions::new()
             .read(true)
             .write(true)
@@ -132,24 +150,57 @@ impl Disk {
             .dma_open(&path)
             .await
             .map_err(errno)?;
-        if let Err(error) = fill_with_zeros(&file, bytes).await {
+        let reserved = file.pre_allocate(bytes, true).await.map_err(errno);
+        drop(errand);
+        let file = Rc::new(file);
+        let filled = match reserved {
+            Ok(()) => self.fill_with_zeros(&file, bytes).await,
+            refused => refused,
+        };
+        if let Err(error) = filled {
             // Not enough space: leave nothing behind that a later try would trip over.
-            let _ = file.close().await;
+            let _errand = self.reactor.errand();
+            let _ = file.close_rc().await;
             let _ = glommio::io::remove(&path).await;
             return Err(error);
         }
-        self.open.borrow_mut().insert(id, Rc::new(file));
+        self.open.borrow_mut().insert(id, file);
+        Ok(())
+    }
+
+    /// Really writes the blocks that were reserved. One that is only reserved is converted by
+    /// the file system at its first write: on ext4 that doubles the time of a commit, and now and
+    /// then frees a block of its own tree, which with the mount option `discard` was seen to hold
+    /// up all commits for seconds. The length grows with the zeros, so that a crash on the way
+    /// leaves no file that looks whole.
+    async fn fill_with_zeros(&self, file: &Rc<DmaFile>, bytes: u64) -> Result<(), DiskError> {
+        let mut zeros = glommio::allocate_dma_buffer(ZEROS_BYTES.min(bytes) as usize);
+        zeros.as_bytes_mut().fill(0);
+        let zeros = Rc::new(zeros);
+        let mut at = 0;
+        while at < bytes {
+            let len = ZEROS_BYTES.min(bytes - at) as usize;
+            let whole = len == zeros.len();
+            let piece = if whole { zeros.clone() } else { head_of(zeros.clone(), len) };
+            match self.reactor.ring.write(file, piece, at).await.map_err(of_ring)? {
+                0 => return Err(DiskError::IO),
+                written if !written.is_multiple_of(ALIGN) => return Err(DiskError::IO),
+                written => at += written as u64,
+            }
+        }
         Ok(())
     }
 
     async fn rename(&self, from: FileId, to: FileId) -> Result<(), DiskError> {
         self.close(from).await?;
         self.close(to).await?;
+        let _errand = self.reactor.errand();
         glommio::io::rename(self.path(from), self.path(to)).await.map_err(errno)
     }
 
     async fn remove(&self, id: FileId) -> Result<(), DiskError> {
         self.close(id).await?;
+        let _errand = self.reactor.errand();
         glommio::io::remove(self.path(id)).await.map_err(errno)
     }
 
@@ -158,6 +209,7 @@ impl Disk {
     /// which the folder's renames and removals use as well.
     async fn sync_folder(&self) -> Result<(), DiskError> {
         let handle = self.handle.clone();
+        let _errand = self.reactor.errand();
         glommio::executor()
             .spawn_blocking(move || handle.sync_all())
             .await
@@ -165,6 +217,7 @@ impl Disk {
     }
 
     async fn close(&self, id: FileId) -> Result<(), DiskError> {
+        let _errand = self.reactor.errand();
         let files = [self.open.borrow_mut().remove(&id), self.synced.borrow_mut().remove(&id)];
         for file in files.into_iter().flatten() {
             // An operation in flight keeps the descriptor until it ends.
@@ -189,6 +242,7 @@ impl Disk {
             return Ok(file.clone());
         }
         let opened = Rc::new(self.open_file(id, libc::O_DSYNC).await?);
+        let _errand = self.reactor.errand();
         let left = std::mem::take(&mut *self.synced.borrow_mut());
         self.synced.borrow_mut().insert(id, opened.clone());
         for file in left.into_values() {
@@ -203,6 +257,7 @@ impl Disk {
     /// late.
     async fn open_file(&self, id: FileId, flags: libc::c_int) -> Result<DmaFile, DiskError> {
         let mut waits = false;
+        let _errand = self.reactor.errand();
         loop {
             let mut options = OpenOptions::new();
             options.read(true).write(true).custom_flags(flags);
@@ -224,35 +279,16 @@ impl Disk {
     }
 }
 
-/// Reserves the blocks, then really writes them. A block that is only reserved is converted by
-/// the file system at its first write: on ext4 that doubles the time of a commit, and now and
-/// then frees a block of its own tree, which with the mount option `discard` was seen to hold up
-/// all commits for seconds. The length grows with the zeros, so that a crash on the way leaves no
-/// file that looks whole.
-async fn fill_with_zeros(file: &DmaFile, bytes: u64) -> Result<(), DiskError> {
-    file.pre_allocate(bytes, true).await.map_err(errno)?;
-    let mut zeros = glommio::allocate_dma_buffer(ZEROS_BYTES.min(bytes) as usize);
-    zeros.as_bytes_mut().fill(0);
-    let zeros = Rc::new(zeros);
-    let mut at = 0;
-    while at < bytes {
-        let len = ZEROS_BYTES.min(bytes - at) as usize;
-        let piece = if len == zeros.len() { zeros.clone() } else { head_of(zeros.clone(), len) };
-        match file.write_rc_at(piece, at).await.map_err(errno)? {
-            0 => return Err(DiskError::IO),
-            written if !written.is_multiple_of(ALIGN) => return Err(DiskError::IO),
-            written => at += written as u64,
-        }
-    }
-    Ok(())
-}
-
 /// The first `len` bytes as a buffer of their own: glommio writes whole buffers only. Who
 /// [`IoBuf::trim`]s a buffer before sharing it spares this copy.
 fn head_of(whole: Rc<glommio::io::DmaBuffer>, len: usize) -> Rc<glommio::io::DmaBuffer> {
     let mut head = glommio::allocate_dma_buffer(len);
     head.as_bytes_mut().copy_from_slice(&whole.as_bytes()[..len]);
     Rc::new(head)
+}
+
+fn of_ring(error: io::Error) -> DiskError {
+    from_io(&error)
 }
 
 fn errno(error: GlommioError<()>) -> DiskError {
@@ -284,6 +320,7 @@ pub(super) fn from_io(error: &io::Error) -> DiskError {
 mod tests {
     use super::*;
     use crate::base::ids::{IoId, SegmentId};
+    use crate::server::clock::Clock;
     use crate::server::executor;
 
     /// A folder on the file system of the working directory: tmpfs would not do.
@@ -306,7 +343,10 @@ mod tests {
         glommio::LocalExecutorBuilder::default().io_memory(1 << 20).make().unwrap().run(async {
             std::fs::write(path.join("probe"), [1; 4_096]).unwrap();
             executor::warm_up(&path.join("probe")).await.unwrap();
-            let disk = Rc::new(Disk::open(&path).unwrap());
+            let clock = Arc::new(Clock::start());
+            let reactor = Reactor::new(clock, Arc::default()).unwrap();
+            glommio::spawn_local(reactor.clone().run()).detach();
+            let disk = Rc::new(Disk::open(&path, reactor).unwrap());
             test(disk, path.clone()).await;
         });
         std::fs::remove_dir_all(&path).unwrap();

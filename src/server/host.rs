@@ -39,8 +39,8 @@ pub fn check_kernel() -> Result<(), StartRefused> {
     sys::probe_io_uring().map_err(|error| explain_io_uring(&error))
 }
 
-/// Oldest kernel with every io_uring operation glommio uses.
-const KERNEL_LEAST: (u32, u32) = (5, 8);
+/// Oldest kernel with every operation of io_uring that is used here, and with epoll_pwait2.
+const KERNEL_LEAST: (u32, u32) = (5, 11);
 
 fn check_release(release: &str) -> Result<(), StartRefused> {
     let mut parts = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
@@ -50,7 +50,7 @@ fn check_release(release: &str) -> Result<(), StartRefused> {
     };
     if (major, minor) < KERNEL_LEAST {
         return Err(StartRefused::new(
-            format!("kernel {release} is too old, io_uring is complete enough from 5.8 on"),
+            format!("kernel {release} is too old: it must be 5.11 or newer"),
             "an upgrade of the kernel to 5.15 or newer",
         ));
     }
@@ -378,10 +378,10 @@ mod tests {
 
     #[test]
     fn old_kernels_are_named() {
-        for old in ["2.6.78", "4.19.0-amd64", "5.7.19"] {
+        for old in ["2.6.78", "4.19.0-amd64", "5.10.0-30-amd64"] {
             assert!(check_release(old).is_err(), "{old}");
         }
-        for new in ["5.8.0", "5.15.0-91-generic", "6.18", "10.0.1", "weird"] {
+        for new in ["5.11.0", "5.15.0-91-generic", "6.18", "10.0.1", "weird"] {
             assert!(check_release(new).is_ok(), "{new}");
         }
     }

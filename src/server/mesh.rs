@@ -1,15 +1,19 @@
 //! What reaches an executor from other threads: peers' messages, connections, orders.
 //!
-//! Each executor has one [`Inbox`]. Senders append under a short lock and wake the reader once
-//! for each time it ran dry; the reader takes everything at once. Two messages from one sender
-//! keep their order. Unbounded: the core sends requests only against credits of its own, so a
+//! Each executor has one [`Inbox`]. Senders append under a short lock and, where the executor does
+//! not look by itself, wake the reader once for each time it ran dry; the reader takes everything at
+//! once. Two messages from one sender keep their order. Unbounded: the core sends requests only against credits of its own, so a
 //! mesh that waited could deadlock and one that does not cannot grow.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
+use std::io;
 use std::net::TcpStream;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
+
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::jwks::KeySet;
 use crate::base::ids::ShardId;
@@ -36,6 +40,18 @@ pub enum Message {
     Exit,
 }
 
+/// How its executor hears of what comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+enum Attention {
+    /// Through the reader's waker, which reaches glommio where it sleeps.
+    #[default]
+    Sleeps,
+    /// It looks by itself, soon.
+    Looks,
+    /// It waits for its own epoll set, in which the bell lies.
+    Dozes,
+}
+
 #[derive(Default)]
 pub struct Inbox {
     state: Mutex<State>,
@@ -45,6 +61,29 @@ pub struct Inbox {
 struct State {
     waiting: Vec<Message>,
     reader: Option<Waker>,
+    attention: Attention,
+    bell: Option<Bell>,
+}
+
+/// Wakes an executor that dozes.
+#[derive(Clone)]
+pub struct Bell(Arc<OwnedFd>);
+
+impl Bell {
+    pub fn new() -> io::Result<Self> {
+        Ok(Self(Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)))
+    }
+
+    fn ring(&self) {
+        // It fails only where it has been rung 2^64 times.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
 }
 
 impl Inbox {
@@ -58,14 +97,62 @@ impl Inbox {
     }
 
     fn add(&self, add: impl FnOnce(&mut Vec<Message>)) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.lock();
         add(&mut state.waiting);
-        // The reader leaves its waker when it finds nothing: one wake-up until it comes again.
-        let reader = state.reader.take();
-        drop(state);
-        if let Some(reader) = reader {
-            reader.wake();
+        match state.attention {
+            Attention::Looks => {}
+            // Once: from now on it is awake.
+            Attention::Dozes if state.reader.is_some() => {
+                state.attention = Attention::Looks;
+                let bell = state.bell.clone();
+                drop(state);
+                bell.iter().for_each(Bell::ring);
+            }
+            // What the gate holds back is looked at when that opens.
+            Attention::Dozes => {}
+            // The reader leaves its waker when it finds nothing: one wake-up until it comes again.
+            Attention::Sleeps => {
+                let reader = state.reader.take();
+                drop(state);
+                reader.into_iter().for_each(Waker::wake);
+            }
         }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// From now on its executor looks by itself, and while it dozes the bell wakes it.
+    pub fn attend(&self, bell: Bell) {
+        let mut state = self.lock();
+        state.bell = Some(bell);
+        state.attention = Attention::Looks;
+    }
+
+    /// On its executor: wakes the reader where something waits for it.
+    pub fn look(&self) -> bool {
+        self.turn_to(Attention::Looks)
+    }
+
+    /// Before its executor waits for its epoll set. True if it must not: something is here.
+    pub fn doze(&self) -> bool {
+        self.turn_to(Attention::Dozes)
+    }
+
+    /// Before its executor sleeps in glommio. True if it must not: something is here.
+    pub fn sleep(&self) -> bool {
+        self.turn_to(Attention::Sleeps)
+    }
+
+    fn turn_to(&self, attention: Attention) -> bool {
+        let mut state = self.lock();
+        let reader = if state.waiting.is_empty() { None } else { state.reader.take() };
+        state.attention = if reader.is_some() { Attention::Looks } else { attention };
+        drop(state);
+        let any = reader.is_some();
+        reader.into_iter().for_each(Waker::wake);
+        any
     }
 
     /// Swaps everything that waits into the empty `batch`; resolves once there is something.
@@ -73,7 +160,7 @@ impl Inbox {
     pub async fn receive(&self, batch: &mut Vec<Message>) {
         assert!(batch.is_empty(), "the last batch was not worked off");
         poll_fn(|cx| {
-            let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.lock();
             if state.waiting.is_empty() {
                 let old = state.reader.replace(cx.waker().clone());
                 drop(state);

@@ -17,8 +17,8 @@ use super::gate::InboxGate;
 use super::mesh::{Inbox, Message, Outgoing};
 use super::meters::Kind;
 use super::observe::About;
+use super::reactor::{self, Reactor};
 use super::shard::{ShardHandle, Surroundings};
-use super::sockets::Sockets;
 use super::unpark;
 use super::watch::Watches;
 use crate::base::cipher::Keys;
@@ -57,7 +57,7 @@ pub struct Node {
     /// How a group subscribes that does not say how.
     pub default_subscription: Subscription,
     pub watches: Watches,
-    pub sockets: Rc<Sockets>,
+    pub reactor: Rc<Reactor>,
     /// The `Date` of answers, formatted once a second.
     date: Cell<[u8; 29]>,
     /// Set by a pop that waits, read by its connection right after: both in one poll.
@@ -97,11 +97,11 @@ pub async fn run(part: Part) {
     };
     control.report(|progress| progress.opened += 1);
     for shard in &node.shards {
-        glommio::spawn_local(shard.clone().keep_time()).detach();
-        glommio::spawn_local(shard.clone().keep_flushing()).detach();
+        reactor::spawn(shard.clone().keep_time()).detach();
+        reactor::spawn(shard.clone().keep_flushing()).detach();
     }
-    glommio::spawn_local(node.clone().sweep()).detach();
-    glommio::spawn_local(node.sockets.clone().watch()).detach();
+    reactor::spawn(node.clone().sweep()).detach();
+    glommio::spawn_local(node.reactor.clone().run()).detach();
     let gate = node.gate.clone();
     let woken = node.around.control.clone();
     let index = node.index;
@@ -111,15 +111,16 @@ pub async fn run(part: Part) {
             woken.gauges[index].meters.reactor_delayed(us);
         }
     });
-    node.work().await;
+    reactor::counted(node.work()).await;
     // What is dropped with the executor must not reach the shards any more.
     node.shards.iter().for_each(|shard| shard.close());
 }
 
 async fn open(part: Part) -> Result<Node, String> {
     executor::warm_up(&part.probe).await?;
-    let sockets = Sockets::new(part.around.clock.clone())
-        .map_err(|error| format!("an epoll set cannot be made: {error}"))?;
+    let inbox = part.around.mesh.inbox(part.index).clone();
+    let reactor = Reactor::new(part.around.clock.clone(), inbox)
+        .map_err(|error| format!("an io_uring or an epoll set cannot be made: {error}"))?;
     let gate = Rc::<InboxGate>::default();
     let outgoing = Rc::new(Outgoing::new(part.around.mesh.clone()));
     let begun_us = part.around.clock.now().mono_us;
@@ -132,6 +133,7 @@ async fn open(part: Part) -> Result<Node, String> {
             part.around.clone(),
             gate.clone(),
             outgoing.clone(),
+            &reactor,
         )?;
         for notice in &report.notices {
             tracing::warn!(shard = id.0, "{notice}");
@@ -156,7 +158,7 @@ async fn open(part: Part) -> Result<Node, String> {
         shards_total: part.shards_total,
         default_subscription: part.default_subscription,
         watches: Watches::default(),
-        sockets: Rc::new(sockets),
+        reactor,
         date: Cell::new(http::format_date(now.wall_us.div_euclid(1_000_000))),
         parked: Cell::new(false),
         closing: Cell::new(false),
@@ -243,7 +245,7 @@ impl Node {
         report: fn(&mut super::control::Progress),
     ) {
         let node = self.clone();
-        glommio::spawn_local(async move {
+        reactor::spawn(async move {
             for shard in &node.shards {
                 reach(shard.clone()).await;
             }

@@ -17,8 +17,6 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-use glommio::timer::Timer;
-
 use super::clock::Clock;
 use super::control::Control;
 use super::disk::Disk;
@@ -27,6 +25,7 @@ use super::fs_storage::FsStorage;
 use super::gate::InboxGate;
 use super::mesh::{Mesh, Outgoing};
 use super::pace::Pace;
+use super::reactor::{self, Alarm, Reactor};
 use super::replies::{Filled, Look, Replies};
 use super::unpark;
 use super::watch::WakerCell;
@@ -53,7 +52,8 @@ pub struct ShardHandle {
     replies: RefCell<Replies>,
     disk: Disk,
     around: Surroundings,
-    timer: TimerCell,
+    /// When the shard next wants its tick.
+    alarm: Rc<Alarm>,
     flusher: Flusher,
     pace: RefCell<Pace>,
     gate: Rc<InboxGate>,
@@ -82,15 +82,6 @@ struct Flusher {
     task: WakerCell,
 }
 
-#[derive(Default)]
-struct TimerCell {
-    /// When the shard next wants its tick, in monotonic microseconds.
-    wanted: Cell<Option<u64>>,
-    /// When the timer task will look again.
-    armed: Cell<Option<u64>>,
-    task: WakerCell,
-}
-
 impl ShardHandle {
     /// Recovers a shard. Blocks its executor, which serves nothing yet. The error is in words.
     pub fn open(
@@ -99,20 +90,22 @@ impl ShardHandle {
         around: Surroundings,
         gate: Rc<InboxGate>,
         outgoing: Rc<Outgoing>,
+        reactor: &Rc<Reactor>,
     ) -> Result<(Rc<Self>, OpenReport), String> {
         let id = config.shard;
         let now = around.clock.now();
         let mut storage = FsStorage::new(folder);
         let opened = guarded(id, "open", || Shard::open(config, &mut storage, now));
         let (shard, report) = opened.map_err(|refused| refused.0)?;
-        let disk = Disk::open(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+        let disk = Disk::open(folder, reactor.clone())
+            .map_err(|error| format!("{}: {error}", folder.display()))?;
         let handle = Self {
             id,
             core: RefCell::new(Core { shard, fx: Effects::default() }),
             replies: RefCell::default(),
             disk,
             around,
-            timer: TimerCell::default(),
+            alarm: reactor.alarm(),
             flusher: Flusher::default(),
             pace: RefCell::default(),
             gate,
@@ -177,8 +170,7 @@ impl ShardHandle {
 
     /// Ticks the shard at its deadlines, for ever. One task for each shard.
     pub async fn keep_time(self: Rc<Self>) {
-        let mut timer: Option<Timer> = None;
-        poll_fn(|cx| self.poll_time(cx, &mut timer)).await;
+        poll_fn(|cx| self.poll_time(cx)).await;
     }
 
     /// Flushes the shard whenever it was called, for ever. One task for each shard.
@@ -207,7 +199,7 @@ impl ShardHandle {
             shard.may_gather() && self.pace.borrow_mut().holds(self.now(), shard.waiting())
         };
         if holds {
-            self.want_tick(shard);
+            self.alarm.set(self.ticks_at());
         }
         holds
     }
@@ -217,25 +209,24 @@ impl ShardHandle {
         self.core.borrow().shard.is_committing()
     }
 
-    fn poll_time(self: &Rc<Self>, cx: &mut Context<'_>, timer: &mut Option<Timer>) -> Poll<()> {
-        let cell = &self.timer;
-        cell.task.set(cx.waker());
-        cell.armed.set(None);
-        *timer = None;
-        let Some(wanted) = cell.wanted.get() else { return Poll::Pending };
-        let left = self.around.clock.until(wanted);
-        if left.is_zero() {
+    fn poll_time(self: &Rc<Self>, cx: &Context<'_>) -> Poll<()> {
+        self.alarm.set_waker(cx);
+        if self.ticks_at().is_some_and(|at_us| at_us <= self.now().mono_us) {
             self.step("tick", |shard, now, fx| shard.tick(now, fx));
             // Once more, behind the tasks that wait: long work comes in slices.
             cx.waker().wake_by_ref();
-            return Poll::Pending;
-        }
-        cell.armed.set(Some(wanted));
-        let armed = timer.insert(Timer::new(left));
-        if Pin::new(armed).poll(cx).is_ready() {
-            cx.waker().wake_by_ref();
+        } else {
+            self.alarm.set(self.ticks_at());
         }
         Poll::Pending
+    }
+
+    /// When the shard next wants its tick, in monotonic microseconds.
+    fn ticks_at(&self) -> Option<u64> {
+        let shard = &self.core.borrow().shard;
+        let held = self.pace.borrow().deadline().filter(|_| shard.may_gather());
+        let wanted = [shard.next_deadline(), held].into_iter().flatten().map(|at| at.0).min();
+        wanted.filter(|wanted| *wanted != u64::MAX)
     }
 
     fn cancel(self: &Rc<Self>, token: Token) {
@@ -335,7 +326,7 @@ impl ShardHandle {
     fn begin_io(self: &Rc<Self>, io: LogIo<DmaBuf>) {
         unpark::note_activity();
         let shard = self.clone();
-        glommio::spawn_local(async move {
+        reactor::spawn(async move {
             let done = shard.disk.perform(io).await;
             let committing = shard.is_committing();
             shard.call("complete", |core, now, fx| core.complete(now, done, fx));
@@ -352,8 +343,8 @@ impl ShardHandle {
 
     /// After every step: the deadline may have moved, the shard may have come to an end.
     fn look_around(&self) {
+        self.alarm.set(self.ticks_at());
         let core = self.core.borrow();
-        self.want_tick(&core.shard);
         if let Some(fault) = core.shard.fault().filter(|_| !self.faulty.replace(true)) {
             let text = format!("shard {}: {fault}", self.id.0);
             tracing::error!(shard = self.id.0, fault, "the shard takes no writes any more");
@@ -365,12 +356,6 @@ impl ShardHandle {
         }
     }
 
-    fn want_tick(&self, shard: &Shard<DmaBuf>) {
-        let held = self.pace.borrow().deadline().filter(|_| shard.may_gather());
-        let wanted = [shard.next_deadline(), held].into_iter().flatten().map(|at| at.0).min();
-        self.timer.want(wanted.filter(|wanted| *wanted != u64::MAX));
-    }
-
     async fn watch(&self, reached: impl Fn(&Shard<DmaBuf>) -> bool) {
         poll_fn(|cx| {
             if reached(&self.core.borrow().shard) {
@@ -380,21 +365,6 @@ impl ShardHandle {
             Poll::Pending
         })
         .await;
-    }
-}
-
-impl TimerCell {
-    fn want(&self, wanted: Option<u64>) {
-        self.wanted.set(wanted);
-        let earlier = match (wanted, self.armed.get()) {
-            (Some(wanted), Some(armed)) => wanted < armed,
-            (Some(_), None) => true,
-            // A timer that is no longer needed fires once for nothing.
-            (None, _) => false,
-        };
-        if earlier {
-            self.task.wake();
-        }
     }
 }
 

@@ -2,15 +2,15 @@
 //!
 //! glommio asks the ring anew for each wait of each socket, and every answer interrupts the
 //! executor while it computes: at one message a request that was a fifth of all processor time.
-//! Here each socket is put once into the executor's epoll set, edge-triggered, and only the set
-//! itself is waited for through glommio, when there is nothing else to do. A look at the set finds
-//! all sockets with news at once; while there is work, news collect in it and interrupt nobody.
+//! Here each socket is put once into the executor's epoll set, edge-triggered. A look at the set finds
+//! all sockets with news at once; while there is work, news collect in it and interrupt nobody. When
+//! to look, and how to wait, is [`super::reactor`]'s.
 
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
+use std::future::Future;
 use std::io::{self, IoSlice, Read};
 use std::net::TcpStream;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use futures_lite::AsyncRead;
-use futures_lite::future::yield_now;
+use glommio::timer::Timer;
 use rustix::buffer::spare_capacity;
 use rustix::event::Timespec;
 use rustix::event::epoll::{self, CreateFlags, Event, EventData, EventFlags};
@@ -31,6 +31,8 @@ use super::watch::WakerCell;
 const EVENTS_MAX: usize = 256;
 /// How old a look may be for [`Socket::has_left`].
 const FRESH_US: u64 = 100;
+/// Stands in the set for what is no socket.
+const NO_SOCKET: u64 = u64::MAX;
 /// Between two looks while there is no descriptor to wait with.
 const DESCRIPTOR_PAUSE: Duration = Duration::from_millis(5);
 
@@ -97,26 +99,29 @@ impl Sockets {
         Ok(socket)
     }
 
-    /// Wakes whoever has news, for ever. One task for each executor.
-    pub async fn watch(self: Rc<Self>) {
-        loop {
-            if self.look() {
-                // Behind the tasks that were woken: their answers may bring the next requests.
-                yield_now().await;
-            } else {
-                self.wait().await;
-            }
-        }
+    /// Takes the log's ring into the set: it has news while an end in it was not looked at.
+    pub fn watch_ring(&self, ring: &impl AsFd) -> io::Result<()> {
+        epoll::add(&self.set, ring, EventData::new_u64(NO_SOCKET), EventFlags::IN)?;
+        Ok(())
     }
 
-    /// False when no socket had news.
-    fn look(&self) -> bool {
-        self.looked_us.set(self.clock.now().mono_us);
+    /// Takes a bell into the set: it has news each time it is rung.
+    pub fn watch_bell(&self, bell: &impl AsFd) -> io::Result<()> {
+        let flags = EventFlags::IN | EventFlags::ET;
+        epoll::add(&self.set, bell, EventData::new_u64(NO_SOCKET), flags)?;
+        Ok(())
+    }
+
+    /// Wakes whoever has news, and waits for news until `most` has passed. False when there were
+    /// none, or a signal or the kernel's own work came in between.
+    pub fn look(&self, most: Duration) -> bool {
         let events = &mut *self.events.borrow_mut();
         events.clear();
-        match epoll::wait(&self.set, spare_capacity(events), Some(&Timespec::default())) {
-            Ok(_) => {}
-            Err(rustix::io::Errno::INTR) => return true,
+        let most = Timespec::try_from(most).expect("waits are of milliseconds");
+        let looked = epoll::wait(&self.set, spare_capacity(events), Some(&most));
+        self.looked_us.set(self.clock.now().mono_us);
+        match looked {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => panic!("the sockets' epoll set failed: {error}"),
         }
         let slots = self.slots.borrow();
@@ -131,18 +136,38 @@ impl Sockets {
         !events.is_empty()
     }
 
-    /// Resolves when the set has news, or may have.
-    ///
-    /// glommio has no call to wait for a descriptor of another kind than its own. But a stream
-    /// of its asks for the readiness of the descriptor it is made over before it reads from it,
-    /// whatever that is. The read that follows fails, as the set is no socket, and that is the
-    /// sign. The stream closes its descriptor, so it gets a copy.
-    async fn wait(&self) {
-        let Ok(copy) = self.set.try_clone() else {
-            return glommio::timer::sleep(DESCRIPTOR_PAUSE).await;
-        };
-        let mut stream = sys::stream_over(copy);
-        poll_fn(|cx| Pin::new(&mut stream).poll_read(cx, &mut [0]).map(drop)).await;
+    /// How long ago the last look was.
+    pub fn look_age_us(&self) -> u64 {
+        self.clock.now().mono_us - self.looked_us.get()
+    }
+}
+
+/// A wait for the set in glommio.
+///
+/// glommio has no call to wait for a descriptor of another kind than its own. But a stream
+/// of its asks for the readiness of the descriptor it is made over before it reads from it,
+/// whatever that is. The read that follows fails, as the set is no socket, and that is the
+/// sign. The stream closes its descriptor, so it gets a copy.
+pub enum Waiting {
+    Stream(glommio::net::TcpStream),
+    /// There was no descriptor for the copy.
+    Pause(Timer),
+}
+
+impl Waiting {
+    pub fn new(sockets: &Sockets) -> Self {
+        match sockets.set.try_clone() {
+            Ok(copy) => Self::Stream(sys::stream_over(copy)),
+            Err(_) => Self::Pause(Timer::new(DESCRIPTOR_PAUSE)),
+        }
+    }
+
+    /// Ready when the set has news, or may have.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match self {
+            Self::Stream(stream) => Pin::new(stream).poll_read(cx, &mut [0]).map(drop),
+            Self::Pause(timer) => Pin::new(timer).poll(cx).map(drop),
+        }
     }
 }
 
@@ -221,9 +246,8 @@ impl Socket {
 
     /// Whether the peer has closed or reset, and nothing it sent is left to read.
     pub fn has_left(&self) -> bool {
-        let age_us = self.sockets.clock.now().mono_us - self.sockets.looked_us.get();
-        if age_us > FRESH_US {
-            self.sockets.look();
+        if self.sockets.look_age_us() > FRESH_US {
+            self.sockets.look(Duration::ZERO);
         }
         self.news.ended.get() && sys::has_left(&self.stream)
     }
@@ -249,6 +273,8 @@ mod tests {
     use super::*;
     use crate::server::executor::{self, Settings};
     use crate::server::host;
+    use crate::server::reactor::Reactor;
+    use std::future::poll_fn;
     use std::io::Write;
     use std::net::TcpListener;
     use std::sync::mpsc;
@@ -261,12 +287,15 @@ mod tests {
         let server = TcpListener::bind("127.0.0.1:0").unwrap();
         let peer = TcpStream::connect(server.local_addr().unwrap()).unwrap();
         let (stream, _) = server.accept().unwrap();
-        let settings = Settings::new(host::allowed_cpus()[0], 128, 64 << 10);
+        let mut settings = Settings::new(host::allowed_cpus()[0], 128, 64 << 10);
+        settings.preempt = Duration::from_millis(100);
         let (ended, end) = mpsc::channel();
         let thread = executor::spawn("sockets".to_owned(), settings, None, move || async move {
-            let sockets = Rc::new(Sockets::new(Arc::new(Clock::start())).unwrap());
+            let clock = Arc::new(Clock::start());
+            let reactor = Reactor::new(clock, Arc::default()).unwrap();
+            let sockets = reactor.sockets.clone();
             let socket = sockets.adopt(stream).unwrap();
-            glommio::spawn_local(sockets.clone().watch()).detach();
+            glommio::spawn_local(reactor.run()).detach();
             task(socket).await;
             assert!(sockets.slots.borrow().news.iter().all(Option::is_none));
             ended.send(()).unwrap();

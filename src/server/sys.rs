@@ -1,4 +1,4 @@
-//! Every call into libc, and all `unsafe` of the crate: the few things neither std nor glommio
+//! Every call into libc, and all `unsafe` but that of the ring: the few things neither std nor glommio
 //! offers, each behind a function that cannot be misused.
 
 use std::io::{self, IoSlice};

@@ -24,6 +24,10 @@ impl WakerCell {
             waker.wake_by_ref();
         }
     }
+
+    pub fn clear(&self) {
+        self.0.replace(None);
+    }
 }
 
 /// What the sweep and one connection know of each other.

@@ -1,0 +1,328 @@
+//! Where an executor waits.
+//!
+//! A turn of glommio with a sleep in it costs eight `io_uring_enter` and a membarrier, more than
+//! everything else that a request of one message costs. So while there is work, the executor does not
+//! go there: when all its tasks wait, one task, [`Reactor::run`], waits for them inside its own
+//! poll, in a single `epoll_wait` over all that can bring news: the sockets, the ring of the log's
+//! reads and writes, and the bell that other executors ring. Deadlines bound that wait.
+//!
+//! What glommio does by itself (files are opened, renamed and removed there, and timers of seconds
+//! run there) is seen only in its own turns. They come with its preemption timer, each millisecond;
+//! while an operation of a file is on its way, and once nothing has come for some milliseconds, the
+//! executor sleeps in glommio as any other.
+
+use std::cell::{Cell, RefCell};
+use std::future::{Future, poll_fn};
+use std::io;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use futures_lite::future::yield_now;
+use glommio::Task;
+use glommio::timer::Timer;
+
+use super::clock::Clock;
+use super::mesh::{Bell, Inbox};
+use super::ring::Ring;
+use super::sockets::{Sockets, Waiting};
+use super::watch::WakerCell;
+
+/// So long after the last news the executor sleeps in glommio.
+const DOZE_US: u64 = 3_000;
+/// While tasks go on working, the sockets are looked at once in so many microseconds.
+const LOOK_US: u64 = 50;
+
+thread_local! {
+    /// How often tasks of this executor were polled.
+    static POLLS: Cell<u64> = const { Cell::new(0) };
+}
+
+/// Spawns a task that the reactor knows of. One that it does not know of runs as well, but may wait
+/// for its next poll while the executor dozes.
+pub fn spawn<T: 'static>(future: impl Future<Output = T> + 'static) -> Task<T> {
+    glommio::spawn_local(counted(future))
+}
+
+/// The future, its polls counted.
+pub async fn counted<T>(future: impl Future<Output = T>) -> T {
+    let mut future = std::pin::pin!(future);
+    poll_fn(|cx| {
+        POLLS.set(POLLS.get() + 1);
+        future.as_mut().poll(cx)
+    })
+    .await
+}
+
+/// True if another task ran meanwhile. The queue is served in its order: if none did, none is in it.
+async fn others_ran() -> bool {
+    let before = POLLS.get();
+    yield_now().await;
+    POLLS.get() != before
+}
+
+pub struct Reactor {
+    pub sockets: Rc<Sockets>,
+    pub ring: Rc<Ring>,
+    clock: Arc<Clock>,
+    inbox: Arc<Inbox>,
+    alarms: RefCell<Vec<Rc<Alarm>>>,
+    /// Who sleeps in glommio: [`Self::run`], if anybody.
+    sleeper: Rc<WakerCell>,
+    /// Operations of glommio's own that are on their way.
+    errands: Cell<usize>,
+    /// When something last came, in monotonic microseconds.
+    news_us: Cell<u64>,
+}
+
+/// A time at which a task wants to be woken.
+#[derive(Default)]
+pub struct Alarm {
+    /// In monotonic microseconds.
+    at_us: Cell<Option<u64>>,
+    task: WakerCell,
+    /// Wakes the reactor where it sleeps.
+    sleeper: Rc<WakerCell>,
+}
+
+/// Kept while glommio does something that only its own turns show the end of.
+pub struct Errand<'a>(&'a Reactor);
+
+impl Reactor {
+    /// On its executor. `inbox` is that of the executor.
+    pub fn new(clock: Arc<Clock>, inbox: Arc<Inbox>) -> io::Result<Rc<Self>> {
+        let ring = Rc::new(Ring::new()?);
+        let sockets = Rc::new(Sockets::new(clock.clone())?);
+        let bell = Bell::new()?;
+        sockets.watch_ring(&*ring)?;
+        sockets.watch_bell(&bell)?;
+        inbox.attend(bell);
+        let news_us = Cell::new(clock.now().mono_us);
+        Ok(Rc::new(Self {
+            sockets,
+            ring,
+            clock,
+            inbox,
+            alarms: RefCell::default(),
+            sleeper: Rc::default(),
+            errands: Cell::new(0),
+            news_us,
+        }))
+    }
+
+    /// An alarm of this executor, for ever.
+    pub fn alarm(&self) -> Rc<Alarm> {
+        let alarm = Rc::new(Alarm { sleeper: self.sleeper.clone(), ..Alarm::default() });
+        self.alarms.borrow_mut().push(alarm.clone());
+        alarm
+    }
+
+    pub fn errand(&self) -> Errand<'_> {
+        self.errands.set(self.errands.get() + 1);
+        Errand(self)
+    }
+
+    /// Waits for whatever wakes the tasks of this executor, for ever. One task for each.
+    pub async fn run(self: Rc<Self>) {
+        loop {
+            self.notice();
+            if others_ran().await {
+                if self.sockets.look_age_us() >= LOOK_US {
+                    self.sockets.look(Duration::ZERO);
+                }
+                continue;
+            }
+            let now_us = self.clock.now().mono_us;
+            if self.errands.get() == 0 && now_us < self.news_us.get() + DOZE_US {
+                self.doze(now_us);
+            } else {
+                self.sleep().await;
+                self.news_us.set(self.clock.now().mono_us);
+            }
+        }
+    }
+
+    /// Wakes the tasks that something has come for.
+    fn notice(&self) -> bool {
+        let (ended, written) = (self.ring.harvest(), self.inbox.look());
+        let now_us = self.clock.now().mono_us;
+        let mut due = false;
+        for alarm in &*self.alarms.borrow() {
+            if alarm.at_us.get().is_some_and(|at_us| at_us <= now_us) {
+                alarm.at_us.set(None);
+                alarm.task.wake();
+                due = true;
+            }
+        }
+        ended || written || due
+    }
+
+    /// All tasks wait: waits with them.
+    fn doze(&self, now_us: u64) {
+        if self.inbox.doze() {
+            return;
+        }
+        let until = self.next_alarm().unwrap_or(u64::MAX).min(self.news_us.get() + DOZE_US);
+        let most = Duration::from_micros(until.saturating_sub(now_us));
+        let news = self.sockets.look(most);
+        if self.notice() || news {
+            self.news_us.set(self.clock.now().mono_us);
+        }
+    }
+
+    /// As [`Self::doze`], in glommio.
+    async fn sleep(&self) {
+        if self.inbox.sleep() {
+            return;
+        }
+        let mut waiting = Waiting::new(&self.sockets);
+        let mut timer: Option<(u64, Timer)> = None;
+        poll_fn(|cx| {
+            self.sleeper.set(cx.waker());
+            if waiting.poll(cx).is_ready() {
+                return Poll::Ready(());
+            }
+            self.poll_alarm(&mut timer, cx)
+        })
+        .await;
+        self.sleeper.clear();
+    }
+
+    fn poll_alarm(&self, timer: &mut Option<(u64, Timer)>, cx: &mut Context<'_>) -> Poll<()> {
+        let Some(next) = self.next_alarm() else {
+            *timer = None;
+            return Poll::Pending;
+        };
+        match timer {
+            Some((at_us, timer)) if *at_us == next => Pin::new(timer).poll(cx).map(drop),
+            _ => {
+                let timer = timer.insert((next, Timer::new(self.clock.until(next))));
+                Pin::new(&mut timer.1).poll(cx).map(drop)
+            }
+        }
+    }
+
+    fn next_alarm(&self) -> Option<u64> {
+        self.alarms.borrow().iter().filter_map(|alarm| alarm.at_us.get()).min()
+    }
+}
+
+impl Alarm {
+    /// When to wake the task, instead of what was said before.
+    pub fn set(&self, at_us: Option<u64>) {
+        let old_us = self.at_us.replace(at_us);
+        if at_us.is_some_and(|at_us| old_us.is_none_or(|old_us| at_us < old_us)) {
+            self.sleeper.wake();
+        }
+    }
+
+    /// Whom to wake.
+    pub fn set_waker(&self, cx: &Context<'_>) {
+        self.task.set(cx.waker());
+    }
+}
+
+impl Drop for Errand<'_> {
+    fn drop(&mut self) {
+        self.0.errands.set(self.0.errands.get() - 1);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::executor::{self, Settings};
+    use crate::server::host;
+    use crate::server::mesh::Message;
+    use std::sync::mpsc;
+    use std::thread;
+
+    /// Runs `task` on an executor that nobody but its reactor wakes, and `outside` beside it.
+    fn with_reactor<F: Future<Output = ()>>(
+        task: impl FnOnce(Rc<Reactor>) -> F + Send + 'static,
+        outside: impl FnOnce(&Inbox),
+    ) {
+        let inbox = Arc::<Inbox>::default();
+        let (ended, end) = mpsc::channel();
+        let mut settings = Settings::new(host::allowed_cpus()[0], 128, 64 << 10);
+        // Nothing but the reactor ends a doze.
+        settings.preempt = Duration::from_millis(100);
+        let there = inbox.clone();
+        let thread = executor::spawn("reactor".to_owned(), settings, None, move || async move {
+            let reactor = Reactor::new(Arc::new(Clock::start()), there).unwrap();
+            glommio::spawn_local(reactor.clone().run()).detach();
+            counted(task(reactor)).await;
+            ended.send(()).unwrap();
+        });
+        outside(&inbox);
+        end.recv_timeout(Duration::from_secs(20)).expect("nothing woke the task");
+        thread.unwrap().join().unwrap().unwrap();
+    }
+
+    /// Waits for an alarm; how late it came, in microseconds.
+    async fn late_us(reactor: &Reactor, alarm: &Alarm, after_us: u64) -> u64 {
+        let at_us = reactor.clock.now().mono_us + after_us;
+        alarm.set(Some(at_us));
+        poll_fn(|cx| {
+            alarm.set_waker(cx);
+            let now_us = reactor.clock.now().mono_us;
+            if now_us >= at_us { Poll::Ready(now_us - at_us) } else { Poll::Pending }
+        })
+        .await
+    }
+
+    #[test]
+    fn an_alarm_wakes_its_task_out_of_a_doze_and_out_of_sleep() {
+        with_reactor(
+            |reactor| async move {
+                let (alarm, other) = (reactor.alarm(), reactor.alarm());
+                // Another task's later one must not stand in its way.
+                other.set(Some(u64::MAX));
+                for round in 0..40 {
+                    let after_us = if round % 2 == 0 { 200 } else { 4 * DOZE_US };
+                    let late_us = late_us(&reactor, &alarm, after_us).await;
+                    assert!(late_us < 1_000_000, "{late_us}");
+                }
+            },
+            |_| {},
+        );
+    }
+
+    #[test]
+    fn an_alarm_that_is_moved_forward_while_the_executor_sleeps_comes_in_time() {
+        with_reactor(
+            |reactor| async move {
+                let alarm = reactor.alarm();
+                alarm.set(Some(reactor.clock.now().mono_us + 60_000_000));
+                // A timer of glommio's runs this task while the reactor sleeps.
+                glommio::timer::sleep(Duration::from_micros(10 * DOZE_US)).await;
+                let late_us = late_us(&reactor, &alarm, 3 * DOZE_US).await;
+                assert!(late_us < 1_000_000, "{late_us}");
+            },
+            |_| {},
+        );
+    }
+
+    #[test]
+    fn messages_reach_an_executor_that_works_dozes_or_sleeps() {
+        const MESSAGES: usize = 300;
+        with_reactor(
+            |reactor| async move {
+                let (mut batch, mut seen) = (Vec::new(), 0);
+                while seen < MESSAGES {
+                    reactor.inbox.receive(&mut batch).await;
+                    seen += batch.drain(..).count();
+                }
+            },
+            |inbox| {
+                for n in 0..MESSAGES {
+                    inbox.send(Message::Begin);
+                    let pause_us = [0, 20, 300, 2 * DOZE_US][n % 4];
+                    thread::sleep(Duration::from_micros(pause_us));
+                }
+            },
+        );
+    }
+}
