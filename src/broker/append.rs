@@ -70,6 +70,13 @@ pub(super) struct Judged {
     to: u32,
 }
 
+impl Judged {
+    /// It came with an id of its own and repeats none of its batch.
+    fn is_looked_up(&self) -> bool {
+        matches!(self.fate, Fate::Store) && !records::is_minted(self.entry)
+    }
+}
+
 /// Memory that judging and storing a batch take, kept from one to the next.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -233,40 +240,45 @@ impl<B: IoBuf> Shard<B> {
                     to: (end - after.len()) as u32,
                 });
                 rest = after;
-                if minted {
-                    continue;
+                if !minted && let Some(first) = scratch.follows(batch, frame.transaction_id) {
+                    scratch.items[index].fate = Fate::Follows(first);
                 }
-                let fate = match scratch.follows(batch, frame.transaction_id) {
-                    Some(first) => Fate::Follows(first),
-                    None => match slot.filter(|_| window > 0) {
-                        Some(slot) => {
-                            let id = frame.transaction_id;
-                            self.find_original(now, slot, id, oldest_us, read, scratch, needed)
-                        }
-                        None => Fate::Store,
-                    },
-                };
-                scratch.items[index].fate = fate;
+            }
+        }
+        if let Some(slot) = slot.filter(|_| window > 0) {
+            let id = self.state.id_of(slot);
+            let looked_up = scratch.items.iter().filter(|item| item.is_looked_up());
+            let fingerprints = looked_up.map(|item| records::table_fingerprint(item.entry));
+            self.state.dedup.warm(id, fingerprints);
+            for index in 0..scratch.items.len() {
+                if scratch.items[index].is_looked_up() {
+                    scratch.items[index].fate = self
+                        .find_original(now, slot, batch, index, oldest_us, read, scratch, needed);
+                }
             }
         }
     }
 
-    /// Looks the item judged last up among what is stored.
+    /// Looks an item up among what is stored.
     #[expect(clippy::too_many_arguments, reason = "one item with all that is known of it")]
     fn find_original(
         &mut self,
         now: Now,
         slot: Slot,
-        transaction_id: &[u8],
+        batch: &PushBatch,
+        index: usize,
         oldest_us: i64,
         read: &ReadBodies<B>,
         scratch: &mut Scratch,
         needed: &mut Vec<(LogPosition, u32)>,
     ) -> Fate {
         let id = self.state.id_of(slot);
-        let entry = scratch.items.last().map_or(0, |item| item.entry);
-        let fingerprint = records::table_fingerprint(entry);
+        let fingerprint = records::table_fingerprint(scratch.items[index].entry);
         self.state.dedup.find(id, fingerprint, now.wall_us, &mut scratch.found);
+        if scratch.found.is_empty() {
+            return Fate::Store;
+        }
+        let transaction_id = id_of(batch, &scratch.items[index]);
         for (offset, stored_us) in &scratch.found {
             if *stored_us < oldest_us - super::dedup::TICK_US {
                 continue;

@@ -1,11 +1,15 @@
 //! Which transaction ids were stored lately: fingerprints to offsets, kept by time.
 //!
-//! An open-addressed table split into independent parts, so that growing touches one part at a
+//! A hash table split into independent parts, so that growing touches one part at a
 //! time and no step of the core stalls on a rehash of everything. A part grows by a quarter: all
 //! parts fill alike, and with doubling all of them would stand half empty at once. An entry is 16
 //! bytes:
 //! 8 of key (fingerprint mixed with the partition), 8 of offset and coarse time. Entries leave
 //! by a sweep that follows the clock, without anybody touching their partition.
+//!
+//! Sixteen entries are a group, with a byte of each one's key beside it: its tag. An id that is not
+//! there, as nearly all are not, is known by the tags of one group, which are one line of memory; and
+//! [`Dedup::warm`] fetches those of a whole batch side by side.
 //!
 //! A hit is only a hint: whoever asks verifies it against the stored id, because a false
 //! duplicate would be a lost message.
@@ -19,14 +23,19 @@ pub const TICK_US: i64 = TICK_SECONDS * 1_000_000;
 const OFFSET_BITS: u32 = 40;
 const TIME_MASK: u64 = (1 << (64 - OFFSET_BITS)) - 1;
 const PARTS: usize = 256;
-const PART_SLOTS_MIN: usize = 8;
+const GROUP: usize = 16;
+/// Of sixteen places in a part, at most these are taken. More, and ids overflow into the groups
+/// behind their own; fewer, and memory lies idle.
+const FULL: usize = 15;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Entry {
-    /// 0: empty.
     key: u64,
     packed: u64,
 }
+
+/// Of each entry of a group a byte of its key; 0: the place is empty.
+type Tags = [u8; GROUP];
 
 impl Entry {
     fn offset(self) -> Offset {
@@ -42,10 +51,12 @@ impl Entry {
     }
 }
 
+/// Any number of groups, or none; never full. An entry lies in the first group from its home on that
+/// had room.
 #[derive(Default)]
 struct Part {
-    /// Any number of slots, or none; never full.
-    slots: Vec<Entry>,
+    tags: Vec<Tags>,
+    groups: Vec<[Entry; GROUP]>,
     used: usize,
 }
 
@@ -66,8 +77,7 @@ impl Default for Dedup {
 fn key_of(partition: PartitionId, fingerprint: u64) -> u64 {
     let mut k = fingerprint ^ partition.0.wrapping_mul(0x9E37_79B9_7F4A_7C15);
     k = (k ^ (k >> 31)).wrapping_mul(0xD6E8_FEB8_6659_FD93);
-    k ^= k >> 32;
-    k.max(1)
+    k ^ k >> 32
 }
 
 fn tick_of(wall_us: i64) -> u64 {
@@ -101,6 +111,17 @@ impl Dedup {
         out.sort_unstable();
     }
 
+    /// Fetches what [`Self::find`] will look at for these ids. Their places are all over memory, and
+    /// the processor waits for many of them at once where nothing else stands in between.
+    pub fn warm(&self, partition: PartitionId, fingerprints: impl Iterator<Item = u64>) {
+        let touched = fingerprints.fold(0, |touched, fingerprint| {
+            let key = key_of(partition, fingerprint);
+            let part = &self.parts[part_of(key)];
+            touched ^ part.tags.get(part.home(key)).map_or(0, |tags| tags[0])
+        });
+        std::hint::black_box(touched);
+    }
+
     /// Drops entries older than `keep_seconds` from the next part in turn. Called once for each
     /// step of the clock, it walks the whole table in [`PARTS`] calls.
     pub fn sweep(&mut self, wall_us: i64, keep_seconds: u64) {
@@ -119,66 +140,93 @@ fn part_of(key: u64) -> usize {
     (key >> 56) as usize % PARTS
 }
 
+/// Never 0.
+fn tag_of(key: u64) -> u8 {
+    ((key >> 48) as u8).max(1)
+}
+
+/// Which places of a group have this tag, as bits.
+fn places_of(tag: u8, tags: &Tags) -> u16 {
+    tags.iter().enumerate().fold(0, |places, (i, t)| places | u16::from(*t == tag) << i)
+}
+
 impl Part {
     fn insert(&mut self, entry: Entry) {
-        if (self.used + 1) * 8 > self.slots.len() * 7 {
-            let grown = self.slots.len() + (self.slots.len() / 4).max(PART_SLOTS_MIN);
-            self.rebuild(grown, |_| true);
+        if self.used + 1 > self.groups.len() * FULL {
+            self.rebuild(self.groups.len() + (self.groups.len() / 4).max(1), |_| true);
         }
         self.place(entry);
-        self.used += 1;
     }
 
     fn place(&mut self, entry: Entry) {
         let mut at = self.home(entry.key);
-        while self.slots[at].key != 0 {
-            at = self.after(at);
-        }
-        self.slots[at] = entry;
+        let room = loop {
+            match places_of(0, &self.tags[at]) {
+                0 => at = self.after(at),
+                places => break places.trailing_zeros() as usize,
+            }
+        };
+        self.tags[at][room] = tag_of(entry.key);
+        self.groups[at][room] = entry;
+        self.used += 1;
     }
 
-    /// Where the search for a key begins: its low half, scaled to the slots.
+    /// The group where the search for a key begins: its low half, scaled to their number.
     fn home(&self, key: u64) -> usize {
-        ((u64::from(key as u32) * self.slots.len() as u64) >> 32) as usize
+        ((u64::from(key as u32) * self.tags.len() as u64) >> 32) as usize
     }
 
     fn after(&self, at: usize) -> usize {
-        if at + 1 == self.slots.len() { 0 } else { at + 1 }
+        if at + 1 == self.tags.len() { 0 } else { at + 1 }
     }
 
     fn find(&self, key: u64, now_tick: u64, out: &mut Vec<(Offset, i64)>) {
-        if self.slots.is_empty() {
+        if self.tags.is_empty() {
             return;
         }
         let mut at = self.home(key);
-        while self.slots[at].key != 0 {
-            if self.slots[at].key == key {
-                let entry = self.slots[at];
-                let stored = now_tick - entry.age(now_tick).min(now_tick);
-                out.push((entry.offset(), stored.cast_signed() * TICK_US));
+        loop {
+            let tags = &self.tags[at];
+            let mut places = places_of(tag_of(key), tags);
+            while places != 0 {
+                let entry = self.groups[at][places.trailing_zeros() as usize];
+                if entry.key == key {
+                    let stored = now_tick - entry.age(now_tick).min(now_tick);
+                    out.push((entry.offset(), stored.cast_signed() * TICK_US));
+                }
+                places &= places - 1;
+            }
+            if places_of(0, tags) != 0 {
+                return;
             }
             at = self.after(at);
         }
     }
 
-    /// A rebuild is simpler than deletion marks, and as cheap: the sweep visits every slot
+    fn entries(&self) -> impl Iterator<Item = Entry> {
+        let groups = self.tags.iter().zip(&self.groups);
+        let places = groups.flat_map(|(tags, group)| tags.iter().zip(group));
+        places.filter(|(tag, _)| **tag != 0).map(|(_, entry)| *entry)
+    }
+
+    /// A rebuild is simpler than deletion marks, and as cheap: the sweep visits every entry
     /// anyway.
     fn retain(&mut self, keep: impl Fn(&Entry) -> bool) {
-        let kept = self.slots.iter().filter(|e| e.key != 0 && keep(e)).count();
+        let kept = self.entries().filter(|e| keep(e)).count();
         if kept == self.used {
             return;
         }
-        let slots = (kept * 8 / 5).max(PART_SLOTS_MIN);
-        self.rebuild(if kept == 0 { 0 } else { slots }, keep);
+        self.rebuild((kept * 8).div_ceil(5 * GROUP), keep);
     }
 
-    fn rebuild(&mut self, slots: usize, keep: impl Fn(&Entry) -> bool) {
-        let old = std::mem::replace(&mut self.slots, vec![Entry::default(); slots]);
-        self.used = 0;
-        for entry in old.into_iter().filter(|e| e.key != 0 && keep(e)) {
-            self.place(entry);
-            self.used += 1;
-        }
+    fn rebuild(&mut self, groups: usize, keep: impl Fn(&Entry) -> bool) {
+        let new = Self {
+            tags: vec![Tags::default(); groups],
+            groups: vec![[Entry::default(); GROUP]; groups],
+            used: 0,
+        };
+        let old = std::mem::replace(self, new);
+        old.entries().filter(|e| keep(e)).for_each(|entry| self.place(entry));
     }
 }
 
