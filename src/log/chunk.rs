@@ -10,7 +10,7 @@ use crate::base::ids::{LogPosition, SegmentId};
 use smallvec::SmallVec;
 
 /// A lone small append should not pin a big buffer in the tail; a busy log should not make
-/// many small writes, so the first buffer of a chunk is as large as the last chunk was.
+/// many small writes, so the first buffer of a chunk is as large as the last chunks were.
 const BUFFER_BYTES_MIN: usize = 16 << 10;
 const BUFFER_BYTES_MAX: usize = 1 << 20;
 

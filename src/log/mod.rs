@@ -165,6 +165,8 @@ pub struct Log<B: IoBuf> {
     /// `None` after opening, until the first append takes a spare.
     active: Option<Active>,
     filling: Chunk<B>,
+    /// About the largest chunk of late, in bytes.
+    usual_chunk: usize,
     group: Option<Group<B>>,
     roll: Option<Roll<B>>,
     segments: Segments,
@@ -473,7 +475,9 @@ impl<B: IoBuf> Log<B> {
     fn take_filling(&mut self) -> chunk::Closed<B> {
         let segment = self.filling.segment();
         let chunk = std::mem::replace(&mut self.filling, Chunk::new(segment, 0, 0));
-        let expected = chunk.len();
+        // A little less than the largest of late: what does not fit is a write more and a sync.
+        self.usual_chunk = chunk.len().max(self.usual_chunk - self.usual_chunk / 8);
+        let expected = self.usual_chunk;
         let closed = chunk.close();
         self.filling = Chunk::new(segment, closed.end().byte(), expected);
         self.tail.push(&closed);

@@ -120,6 +120,7 @@ impl<B: IoBuf> Log<B> {
             positions: Positions::new(end),
             active: None,
             filling: Chunk::new(end.segment(), end.byte(), 0),
+            usual_chunk: 0,
             group: None,
             roll: None,
             segments,
