@@ -4,15 +4,16 @@
 //! there the moment the disk is free, two groups of clients take turns: each commit carries one
 //! of them while the other waits for it, so that every client pays for two commits and every
 //! commit, with all it costs the processor, serves half of them. So a commit waits for those that
-//! the last one answered, for no longer than a part of what a commit takes.
+//! the last one answered, for no longer than two commits take: one that comes from another
+//! executor has waited for a turn of that.
 //!
 //! Where they do not come back (arrivals that know nothing of each other), waiting is in vain: it
 //! is then left out, for longer each time it is tried again.
 
 use crate::base::time::{Deadline, Now};
 
-/// The wait is at most this part of a commit's usual time.
-const PART_OF_COMMIT: u64 = 2;
+/// The wait is at most so many times what a commit usually takes.
+const COMMITS: u64 = 2;
 /// Bound of the wait in microseconds, for slow disks.
 const WAIT_US_MAX: u64 = 1_000;
 /// Of those expected, all but this part are enough.
@@ -93,7 +94,7 @@ impl Pace {
         match self.wait {
             Wait::No => false,
             Wait::Next => {
-                let most_us = (self.usual_us / PART_OF_COMMIT).min(WAIT_US_MAX);
+                let most_us = (self.usual_us * COMMITS).min(WAIT_US_MAX);
                 self.wait = Wait::Until(now.mono_us + most_us);
                 true
             }
@@ -181,13 +182,13 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_ends_after_half_a_commit_and_is_bounded() {
+    fn the_wait_ends_after_two_commits_and_is_bounded() {
         let mut pace = Pace::default();
         commit(&mut pace, 1_000, 8, 0);
         assert!(pace.holds(at(1_300), 5));
-        assert_eq!(pace.deadline(), Some(Deadline(1_500)));
-        assert!(pace.holds(at(1_499), 5) && !pace.holds(at(1_500), 5));
-        pace.begun(at(1_500), 5);
+        assert_eq!(pace.deadline(), Some(Deadline(2_100)));
+        assert!(pace.holds(at(2_099), 5) && !pace.holds(at(2_100), 5));
+        pace.begun(at(2_100), 5);
         assert_eq!(pace.deadline(), None);
         let mut slow = Pace::default();
         slow.begun(at(0), 0);
@@ -201,16 +202,16 @@ mod tests {
         let mut pace = Pace::default();
         let mut waits = 0;
         for n in 1..=1_000 {
-            pace.ended(at(n * 1_000), 8, 0);
-            if pace.holds(at(n * 1_000), 2) {
+            commit(&mut pace, n * 2_000, 8, 0);
+            if pace.holds(at(n * 2_000), 2) {
                 waits += 1;
-                assert!(!pace.holds(at(n * 1_000 + 999), 2));
+                assert!(!pace.holds(at(n * 2_000 + 800), 2));
             }
-            pace.begun(at(n * 1_000 + 999), 2);
+            pace.begun(at(n * 2_000 + 800), 2);
         }
         assert!((5..=12).contains(&waits), "{waits}");
         // They come back: from the next try on each commit waits for them.
-        let mut end = 2_000_000;
+        let mut end = 3_000_000;
         let mut tries = 0;
         while tries <= SKIP_MAX {
             commit(&mut pace, end, 8, 0);
