@@ -79,6 +79,9 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let arm = mode == ClaimMode::Parked { arm: true };
+        if matches!(mode, ClaimMode::Parked { .. }) {
+            self.promise_kept(&queue, &group);
+        }
         if !self.try_claim(now, arrival, &queue, &group, spec, &mode, fx) {
             self.counters.empty_claims += u64::from(matches!(mode, ClaimMode::Parked { .. }));
             let msg = PeerMsg::Empty { task: arrival.task, queue: queue.clone() };
@@ -588,6 +591,7 @@ impl<B: IoBuf> Shard<B> {
             group: job.group,
             lease_id,
             claims: Err(refusal.clone()),
+            oldest_us: None,
         };
         self.send(job.to, msg, fx);
     }
@@ -614,7 +618,8 @@ impl<B: IoBuf> Shard<B> {
             self.spares.claims.put(claims);
             out
         });
-        let msg = PeerMsg::Claimed { task, queue, group, lease_id, claims };
+        let oldest_us = self.oldest_ready(now, &queue, &group);
+        let msg = PeerMsg::Claimed { task, queue, group, lease_id, claims, oldest_us };
         fx.send(to, msg);
     }
 

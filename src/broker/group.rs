@@ -10,6 +10,7 @@ use std::collections::{HashMap, VecDeque};
 use std::rc::Rc;
 
 use super::deadlines::DeadlineKey;
+use super::nearby::Heard;
 use super::partition::{Partition, Slot};
 use super::records::{CursorRecord, DeadLetterRecord, LeaseRecord, ReleasedRecord};
 use crate::base::ids::{LogPosition, Offset, SegmentId};
@@ -224,6 +225,10 @@ pub struct Group {
     pub scan_turn: bool,
     /// The queue's owner wants to hear of the next ready partition.
     pub armed: bool,
+    /// The owner was told of one, and nobody it sent has come yet.
+    pub promised: bool,
+    /// What other shards have said of their ready partitions, by shard; none if nothing yet.
+    pub(super) heard: Vec<Heard>,
     /// Retained messages this group has settled, over all its cursors.
     pub settled: u64,
     /// Retained messages that its start rule passes over, in partitions it has no cursor on:
@@ -258,6 +263,8 @@ impl Group {
             scan: 0,
             scan_turn: false,
             armed: false,
+            promised: false,
+            heard: Vec::new(),
             settled: 0,
             passed_over: 0,
             counted: 0,

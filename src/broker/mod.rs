@@ -21,6 +21,7 @@ mod lease;
 mod leased_ids;
 mod line;
 mod messages;
+mod nearby;
 mod owner;
 mod partition;
 mod pinned;

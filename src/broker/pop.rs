@@ -66,7 +66,8 @@ pub(super) struct PopTask<B> {
 /// Mostly one.
 type Queues = SmallVec<[Name; 1]>;
 
-/// The visits of a pop that does not wait: of each queue every shard, the first in rotation.
+/// The visits of a pop: where it does not wait, of each queue every shard; where it does, of its one
+/// queue the first shard and the pop's own, before it stands in line.
 #[derive(Default, Debug)]
 struct Plan {
     queues: Queues,
@@ -76,8 +77,13 @@ struct Plan {
 }
 
 impl Plan {
-    fn next(&mut self, shards: u16) -> Option<(Name, ShardId)> {
+    fn next(&mut self, shards: u16, waits_at: Option<ShardId>) -> Option<(Name, ShardId)> {
         let shards = usize::from(shards);
+        if let Some(here) = waits_at {
+            let shard = [self.first, here.index()].get(self.made).copied()?;
+            self.made = if self.first == here.index() { 2 } else { self.made + 1 };
+            return Some((self.queues.first()?.clone(), ShardId(shard as u16)));
+        }
         let queue = self.queues.get(self.made / shards)?.clone();
         let shard = (self.first + self.made) % shards;
         self.made += 1;
@@ -269,10 +275,21 @@ impl<B: IoBuf> Shard<B> {
     }
 
     fn pop_look(&mut self, now: Now, task: TaskId, queues: Queues, fx: &mut Effects<B>) {
-        let first = (self.new_id() % u64::from(self.config.shards)) as usize;
+        self.visit_turn = (self.visit_turn + 1) % usize::from(self.config.shards);
+        let turn = self.visit_turn;
         let Some(pop) = self.pop_task(task) else { return };
-        if pop.until.is_none() {
-            pop.plan = Plan { queues, first, made: 0 };
+        let (until, group) = (pop.until, pop.group.clone());
+        // A line keeps those from a claim whose answer would come too late.
+        let in_time = until.is_none_or(|until| until > now.after_ms(limits::POP_LATE_MS));
+        let first = match &*queues {
+            [queue] if in_time => self.first_look(now, queue, &group).map(ShardId::index),
+            _ => None,
+        };
+        if until.is_none() || first.is_some() {
+            let plan = Plan { queues, first: first.unwrap_or(turn), made: 0 };
+            if let Some(pop) = self.pop_task(task) {
+                pop.plan = plan;
+            }
             return self.pop_visit(now, task, fx);
         }
         for queue in queues {
@@ -298,19 +315,27 @@ impl<B: IoBuf> Shard<B> {
     }
 
     fn pop_visit(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
-        let shards = self.config.shards;
+        let (shards, here) = (self.config.shards, self.config.shard);
         let Some(pop) = self.pop_task(task) else { return };
         let spent = pop.spec.batch == 0 || pop.spec.partitions == 0 || pop.refusal.is_some();
-        let next = if spent { None } else { pop.plan.next(shards) };
-        let Some((queue, shard)) = next else { return self.pop_finish(now, task, fx) };
-        let msg = PeerMsg::Claim {
-            arrival: pop.arrival,
-            queue,
-            group: pop.group.clone(),
-            spec: pop.spec.clone(),
-            mode: ClaimMode::Visit,
-        };
-        self.send(shard, msg, fx);
+        let waits_at = pop.until.map(|_| here);
+        let next = if spent { None } else { pop.plan.next(shards, waits_at) };
+        let (arrival, group, spec) = (pop.arrival, pop.group.clone(), pop.spec.clone());
+        match next {
+            Some((queue, shard)) if shard == here => {
+                self.claim(now, arrival, queue, group, spec, ClaimMode::Visit, fx);
+            }
+            Some((queue, shard)) => {
+                let mode = ClaimMode::Visit;
+                self.send(shard, PeerMsg::Claim { arrival, queue, group, spec, mode }, fx);
+            }
+            None if waits_at.is_some() && !spent => {
+                for queue in std::mem::take(&mut pop.plan.queues) {
+                    self.pop_park(task, queue, fx);
+                }
+            }
+            None => self.pop_finish(now, task, fx),
+        }
     }
 
     // ---- what comes back
@@ -373,9 +398,19 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    pub(super) fn claim_empty(&mut self, now: Now, task: TaskId, queue: Name, fx: &mut Effects<B>) {
+    pub(super) fn claim_empty(
+        &mut self,
+        now: Now,
+        from: ShardId,
+        task: TaskId,
+        queue: Name,
+        fx: &mut Effects<B>,
+    ) {
         let Some(Task::Pop(pop)) = self.tasks.get(&task) else { return };
         let group = pop.group.clone();
+        let visits = !pop.plan.queues.is_empty();
+        self.heard_of(now, from, (&queue, &group), None);
+        let Some(Task::Pop(pop)) = self.tasks.get(&task) else { return };
         match pop.until {
             None => self.pop_visit(now, task, fx),
             // Too close to its deadline to be served: it times out on its own.
@@ -385,6 +420,9 @@ impl<B: IoBuf> Shard<B> {
                 if !pinned && known.is_some_and(|q| !q.knows_group(&group)) {
                     // Its group was deleted meanwhile: it is a first contact again.
                     return self.pop_begin(now, task, fx);
+                }
+                if visits {
+                    return self.pop_visit(now, task, fx);
                 }
                 self.pop_park(task, queue, fx);
             }

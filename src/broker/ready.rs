@@ -172,6 +172,16 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
+    /// Lists some partitions that were never looked at, where few are in the list: what is told of
+    /// it to others is of the list alone.
+    pub(super) fn scan_ahead(&mut self, now: Now, queue: u32, group: u32) {
+        let listed = self.state.catalog.get(queue).and_then(|q| q.group(group));
+        let ready = listed.map_or(0, |g| g.ready_count);
+        if ready < limits::READY_COUNT_MAX as usize {
+            self.scan(now, queue, group, limits::READY_COUNT_MAX as usize - ready);
+        }
+    }
+
     /// Tells the queue's owner of ready partitions, if it waits for that.
     pub(super) fn announce(&mut self, now: Now, queue: u32, group: u32, fx: &mut Effects<B>) {
         let armed = |g: &super::group::Group| g.armed;
@@ -179,15 +189,12 @@ impl<B: IoBuf> Shard<B> {
         if !q.group(group).is_some_and(armed) {
             return;
         }
-        let ready = q.group(group).map_or(0, |g| g.ready_count);
-        if ready < limits::READY_COUNT_MAX as usize {
-            self.scan(now, queue, group, limits::READY_COUNT_MAX as usize - ready);
-        }
+        self.scan_ahead(now, queue, group);
         let Some(q) = self.state.catalog.get_mut(queue) else { return };
         let name = q.name.clone();
         let Some(g) = q.group_mut(group) else { return };
         let Some(oldest_us) = g.oldest_ready() else { return };
-        g.armed = false;
+        (g.armed, g.promised) = (false, true);
         let count = (g.ready_count as u32).min(limits::READY_COUNT_MAX);
         let group = g.name.clone();
         let owner = self.owner_of(&name);

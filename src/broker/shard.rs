@@ -161,6 +161,8 @@ pub struct Shard<B: IoBuf> {
     pub(super) state: State,
     pub(super) commit: CommitQueue<Deferred<B>>,
     pub(super) next_id: u64,
+    /// Which shard the next pop visits first that has no better reason for one.
+    pub(super) visit_turn: usize,
     pub(super) tasks: HashMap<TaskId, Task<B>, ahash::RandomState>,
     /// Waiting or visiting pops by the token of their client.
     pub(super) pops: BTreeMap<Token, TaskId>,
@@ -482,10 +484,11 @@ impl<B: IoBuf> Shard<B> {
             PeerMsg::Claim { arrival, queue, group, spec, mode } => {
                 self.claim(now, arrival, queue, group, spec, mode, fx);
             }
-            PeerMsg::Claimed { task, queue, group, lease_id, claims } => {
+            PeerMsg::Claimed { task, queue, group, lease_id, claims, oldest_us } => {
+                self.heard_of(now, from, (&queue, &group), oldest_us);
                 self.claimed_by_peer(now, task, &queue, &group, lease_id, claims, fx);
             }
-            PeerMsg::Empty { task, queue } => self.claim_empty(now, task, queue, fx),
+            PeerMsg::Empty { task, queue } => self.claim_empty(now, from, task, queue, fx),
             PeerMsg::Park { arrival, queue, group, spec, until } => {
                 self.park(now, arrival, queue, group, spec, until, fx);
             }

@@ -122,6 +122,7 @@ impl<B: IoBuf> Shard<B> {
             inbox: VecDeque::new(),
             commit: CommitQueue::default(),
             next_id: 0,
+            visit_turn: 0,
             tasks: HashMap::with_hasher(hasher()),
             pops: BTreeMap::new(),
             claim_jobs: HashMap::with_hasher(hasher()),

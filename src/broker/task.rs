@@ -50,8 +50,8 @@ pub(super) fn failed(msg: PeerMsg, refusal: &Refusal) -> Option<PeerMsg> {
     let refusal = refusal.clone();
     Some(match msg {
         PeerMsg::Pushed { task, part, .. } => PeerMsg::Pushed { task, part, result: Err(refusal) },
-        PeerMsg::Claimed { task, queue, group, lease_id, .. } => {
-            PeerMsg::Claimed { task, queue, group, lease_id, claims: Err(refusal) }
+        PeerMsg::Claimed { task, queue, group, lease_id, oldest_us, .. } => {
+            PeerMsg::Claimed { task, queue, group, lease_id, claims: Err(refusal), oldest_us }
         }
         PeerMsg::Empty { task, queue } => PeerMsg::Empty { task, queue },
         PeerMsg::Acked { task, .. } => PeerMsg::Acked { task, result: Err(refusal) },

@@ -463,6 +463,8 @@ pub enum PeerMsg {
         group: Name,
         lease_id: Option<LeaseId>,
         claims: Result<Vec<PeerClaim>, Refusal>,
+        /// Since when the oldest ready partition waits there, in monotonic microseconds.
+        oldest_us: Option<u64>,
     },
     /// Nothing was there for this claim.
     Empty {

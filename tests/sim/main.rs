@@ -8,6 +8,7 @@
 mod chaos;
 mod disk;
 mod exact;
+mod fair;
 mod ledger;
 mod log_damage;
 mod log_world;
