@@ -108,7 +108,7 @@ impl Inbox {
                 drop(state);
                 bell.iter().for_each(Bell::ring);
             }
-            // What the gate holds back is looked at when that opens.
+            // It reads already.
             Attention::Dozes => {}
             // The reader leaves its waker when it finds nothing: one wake-up until it comes again.
             Attention::Sleeps => {

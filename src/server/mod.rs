@@ -15,7 +15,6 @@ pub mod disk;
 pub mod dma;
 pub mod executor;
 pub mod fs_storage;
-pub mod gate;
 mod groups;
 pub mod host;
 mod inspect;

@@ -13,7 +13,6 @@ use super::clock::Clock;
 use super::conn;
 use super::control::{Control, Gauges};
 use super::executor;
-use super::gate::InboxGate;
 use super::mesh::{Inbox, Message, Outgoing};
 use super::meters::Kind;
 use super::observe::About;
@@ -70,7 +69,6 @@ pub struct Node {
     opener: RefCell<Opener>,
     /// Compressed bodies being inflated.
     pub inflating: Cell<usize>,
-    pub gate: Rc<InboxGate>,
     pub auth: Option<Auth>,
 }
 
@@ -102,11 +100,9 @@ pub async fn run(part: Part) {
     }
     reactor::spawn(node.clone().sweep()).detach();
     glommio::spawn_local(node.reactor.clone().run()).detach();
-    let gate = node.gate.clone();
     let woken = node.around.control.clone();
     let index = node.index;
     unpark::on_wake(move |delay_us| {
-        gate.open();
         if let Some(us) = delay_us {
             woken.gauges[index].meters.reactor_delayed(us);
         }
@@ -121,20 +117,13 @@ async fn open(part: Part) -> Result<Node, String> {
     let inbox = part.around.mesh.inbox(part.index).clone();
     let reactor = Reactor::new(part.around.clock.clone(), inbox)
         .map_err(|error| format!("an io_uring or an epoll set cannot be made: {error}"))?;
-    let gate = Rc::<InboxGate>::default();
     let outgoing = Rc::new(Outgoing::new(part.around.mesh.clone()));
     let begun_us = part.around.clock.now().mono_us;
     let mut shards = Vec::with_capacity(part.shards.len());
     for (config, folder) in part.shards {
         let id = config.shard;
-        let (shard, report) = ShardHandle::open(
-            config,
-            &folder,
-            part.around.clone(),
-            gate.clone(),
-            outgoing.clone(),
-            &reactor,
-        )?;
+        let (shard, report) =
+            ShardHandle::open(config, &folder, part.around.clone(), outgoing.clone(), &reactor)?;
         for notice in &report.notices {
             tracing::warn!(shard = id.0, "{notice}");
         }
@@ -167,17 +156,11 @@ async fn open(part: Part) -> Result<Node, String> {
         outboxes: RefCell::default(),
         opener: RefCell::new(Opener::new(part.keys)),
         inflating: Cell::new(0),
-        gate,
         auth: part.auth.map(Auth::new),
     })
 }
 
 impl Node {
-    /// Whether a request of this executor would wait for the disk.
-    pub fn is_committing(&self) -> bool {
-        self.shards.iter().any(|shard| shard.is_committing())
-    }
-
     /// What inflates and decrypts here. Borrowed for one synchronous step at a time.
     pub fn opener(&self) -> RefMut<'_, Opener> {
         self.opener.borrow_mut()
@@ -197,12 +180,7 @@ impl Node {
                     glommio::yield_if_needed().await;
                 }
             }
-            if self.is_committing() {
-                // What comes now is worked off together when the commit has ended.
-                self.gate.pass().await;
-            } else {
-                glommio::yield_if_needed().await;
-            }
+            glommio::yield_if_needed().await;
         }
     }
 

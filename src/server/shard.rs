@@ -22,7 +22,6 @@ use super::control::Control;
 use super::disk::Disk;
 use super::dma::DmaBuf;
 use super::fs_storage::FsStorage;
-use super::gate::InboxGate;
 use super::mesh::{Mesh, Outgoing};
 use super::pace::Pace;
 use super::reactor::{self, Alarm, Reactor};
@@ -56,7 +55,6 @@ pub struct ShardHandle {
     alarm: Rc<Alarm>,
     flusher: Flusher,
     pace: RefCell<Pace>,
-    gate: Rc<InboxGate>,
     outgoing: Rc<Outgoing>,
     /// The pump is at work further up the stack; it will find what this step asked for.
     pumping: Cell<bool>,
@@ -88,7 +86,6 @@ impl ShardHandle {
         config: ShardConfig,
         folder: &Path,
         around: Surroundings,
-        gate: Rc<InboxGate>,
         outgoing: Rc<Outgoing>,
         reactor: &Rc<Reactor>,
     ) -> Result<(Rc<Self>, OpenReport), String> {
@@ -108,7 +105,6 @@ impl ShardHandle {
             alarm: reactor.alarm(),
             flusher: Flusher::default(),
             pace: RefCell::default(),
-            gate,
             outgoing,
             pumping: Cell::new(false),
             spare: RefCell::default(),
@@ -202,11 +198,6 @@ impl ShardHandle {
             self.alarm.set(self.ticks_at());
         }
         holds
-    }
-
-    /// The log waits for the disk: what is appended now is written after that.
-    pub fn is_committing(&self) -> bool {
-        self.core.borrow().shard.is_committing()
     }
 
     fn poll_time(self: &Rc<Self>, cx: &Context<'_>) -> Poll<()> {
@@ -328,14 +319,9 @@ impl ShardHandle {
         let shard = self.clone();
         reactor::spawn(async move {
             let done = shard.disk.perform(io).await;
-            let committing = shard.is_committing();
             shard.call("complete", |core, now, fx| core.complete(now, done, fx));
             // At once: clients of other executors wait for it.
             shard.outgoing.flush();
-            if committing && !shard.is_committing() {
-                // Ahead of the flush: what the messages bring goes out with it.
-                shard.gate.open();
-            }
             shard.want_flush();
         })
         .detach();
