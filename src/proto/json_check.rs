@@ -130,6 +130,7 @@ fn word(bytes: &[u8], at: usize, rest: &[u8]) -> Option<usize> {
 #[inline]
 fn string(bytes: &[u8], mut at: usize, high: &mut u64) -> Option<usize> {
     let mut seen = 0;
+    let begin = at;
     loop {
         while let Some(eight) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
             let eight = u64::from_le_bytes(*eight);
@@ -137,6 +138,9 @@ fn string(bytes: &[u8], mut at: usize, high: &mut u64) -> Option<usize> {
             if special == 0 {
                 seen |= eight;
                 at += 8;
+                if at == begin + 16 {
+                    at = long_text(bytes, at, &mut seen);
+                }
                 continue;
             }
             // Bytes before the first special one; what lies behind it is seen again.
@@ -157,6 +161,23 @@ fn string(bytes: &[u8], mut at: usize, high: &mut u64) -> Option<usize> {
             _ => seen |= u64::from(byte),
         }
     }
+}
+
+/// Where a text that is no short one goes on after the words of it that hold nothing special: four
+/// at a time, side by side.
+#[inline(never)]
+fn long_text(bytes: &[u8], mut at: usize, seen: &mut u64) -> usize {
+    while let Some(next) = bytes.get(at..).and_then(<[u8]>::first_chunk::<32>) {
+        let (words, _) = next.as_chunks::<8>();
+        let word = |at: usize| u64::from_le_bytes(words[at]);
+        let words = [word(0), word(1), word(2), word(3)];
+        if words.map(special_bytes).into_iter().fold(0, |any, special| any | special) != 0 {
+            break;
+        }
+        *seen |= words.into_iter().fold(0, |any, word| any | word);
+        at += 32;
+    }
+    at
 }
 
 fn escape(bytes: &[u8], at: usize) -> Option<usize> {
