@@ -80,7 +80,13 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Objects<T> {
 
 /// Reads a body that must be one object.
 pub fn read_object<'a, T: Deserialize<'a>>(body: &'a [u8]) -> Result<T, Refusal> {
-    match serde_json::from_slice::<Object<T>>(body) {
+    // Bytes that are no text fail only where they are read, which the reader of bytes knows. All
+    // others are looked at once, and not string by string.
+    let read = match std::str::from_utf8(body) {
+        Ok(text) => serde_json::from_str::<Object<T>>(text),
+        Err(_) => serde_json::from_slice(body),
+    };
+    match read {
         Ok(Object(value)) => Ok(value),
         Err(error) => Err(bad_body(&error)),
     }
