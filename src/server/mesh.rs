@@ -2,8 +2,9 @@
 //!
 //! Each executor has one [`Inbox`]. Senders append under a short lock and, where the executor does
 //! not look by itself, wake the reader once for each time it ran dry; the reader takes everything at
-//! once. Two messages from one sender keep their order. Unbounded: the core sends requests only against credits of its own, so a
-//! mesh that waited could deadlock and one that does not cannot grow.
+//! once. Two messages from one sender keep their order. Unbounded: a message answers another or is
+//! bounded by a client's open request, so a mesh that waited could deadlock and one that does not
+//! cannot grow without end.
 
 use std::cell::RefCell;
 use std::future::poll_fn;

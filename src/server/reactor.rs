@@ -32,6 +32,8 @@ use super::watch::WakerCell;
 
 /// So long after the last news the executor sleeps in glommio.
 const DOZE_US: u64 = 3_000;
+/// When to offer the kernel again what it did not take, in microseconds.
+const RETRY_US: u64 = 1_000;
 /// While tasks go on working, the sockets are looked at once in so many microseconds.
 const LOOK_US: u64 = 50;
 
@@ -135,8 +137,11 @@ impl Reactor {
                 continue;
             }
             let now_us = self.clock.now().mono_us;
-            if self.errands.get() == 0 && now_us < self.news_us.get() + DOZE_US {
-                self.doze(now_us);
+            let until_us = self.news_us.get() + DOZE_US;
+            if self.ring.is_behind() {
+                self.doze(now_us, now_us + RETRY_US);
+            } else if self.errands.get() == 0 && now_us < until_us {
+                self.doze(now_us, until_us);
             } else {
                 self.sleep().await;
                 self.news_us.set(self.clock.now().mono_us);
@@ -160,12 +165,12 @@ impl Reactor {
     }
 
     /// All tasks wait: waits with them.
-    fn doze(&self, now_us: u64) {
+    fn doze(&self, now_us: u64, until_us: u64) {
         if self.inbox.doze() {
             return;
         }
-        let until = self.next_alarm().unwrap_or(u64::MAX).min(self.news_us.get() + DOZE_US);
-        let most = Duration::from_micros(until.saturating_sub(now_us));
+        let until_us = self.next_alarm().unwrap_or(u64::MAX).min(until_us);
+        let most = Duration::from_micros(until_us.saturating_sub(now_us));
         let news = self.sockets.look(most);
         if self.notice() || news {
             self.news_us.set(self.clock.now().mono_us);

@@ -116,6 +116,11 @@ impl Ring {
         Running { ring: self.clone(), slot: Some(slot) }
     }
 
+    /// The kernel has refused to take something for now. The next [`Self::harvest`] tries again.
+    pub fn is_behind(&self) -> bool {
+        !self.state.borrow_mut().uring.submission().is_empty()
+    }
+
     /// Wakes whose operations have ended. True if there were any.
     pub fn harvest(&self) -> bool {
         self.state.borrow_mut().harvest()
@@ -169,7 +174,7 @@ impl State {
         match self.uring.submit() {
             Ok(_) => {}
             // The entries stay in the ring and go over with the next, at the latest at the next
-            // look: each has an end to wait for.
+            // look, and the reactor does not sleep before that.
             Err(error) => match error.raw_os_error() {
                 Some(libc::EAGAIN | libc::EBUSY | libc::EINTR) => {}
                 _ => panic!("the log's ring does not take operations: {error}"),
