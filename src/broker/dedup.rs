@@ -37,6 +37,12 @@ struct Entry {
 /// Of each entry of a group a byte of its key; 0: the place is empty.
 type Tags = [u8; GROUP];
 
+#[derive(Clone, Copy, Default)]
+struct Group {
+    tags: Tags,
+    entries: [Entry; GROUP],
+}
+
 impl Entry {
     fn offset(self) -> Offset {
         Offset(self.packed & ((1 << OFFSET_BITS) - 1))
@@ -55,8 +61,7 @@ impl Entry {
 /// had room.
 #[derive(Default)]
 struct Part {
-    tags: Vec<Tags>,
-    groups: Vec<[Entry; GROUP]>,
+    groups: Vec<Group>,
     used: usize,
 }
 
@@ -117,7 +122,7 @@ impl Dedup {
         let touched = fingerprints.fold(0, |touched, fingerprint| {
             let key = key_of(partition, fingerprint);
             let part = &self.parts[part_of(key)];
-            touched ^ part.tags.get(part.home(key)).map_or(0, |tags| tags[0])
+            touched ^ part.groups.get(part.home(key)).map_or(0, |group| group.tags[0])
         });
         std::hint::black_box(touched);
     }
@@ -170,42 +175,42 @@ impl Part {
     fn place(&mut self, entry: Entry) {
         let mut at = self.home(entry.key);
         let room = loop {
-            match places_of(0, &self.tags[at]) {
+            match places_of(0, &self.groups[at].tags) {
                 0 => at = self.after(at),
                 places => break first_of(places),
             }
         };
-        self.tags[at][room] = tag_of(entry.key);
-        self.groups[at][room] = entry;
+        self.groups[at].tags[room] = tag_of(entry.key);
+        self.groups[at].entries[room] = entry;
         self.used += 1;
     }
 
     /// The group where the search for a key begins: its low half, scaled to their number.
     fn home(&self, key: u64) -> usize {
-        ((u64::from(key as u32) * self.tags.len() as u64) >> 32) as usize
+        ((u64::from(key as u32) * self.groups.len() as u64) >> 32) as usize
     }
 
     fn after(&self, at: usize) -> usize {
-        if at + 1 == self.tags.len() { 0 } else { at + 1 }
+        if at + 1 == self.groups.len() { 0 } else { at + 1 }
     }
 
     fn find(&self, key: u64, now_tick: u64, out: &mut Vec<(Offset, i64)>) {
-        if self.tags.is_empty() {
+        if self.groups.is_empty() {
             return;
         }
         let mut at = self.home(key);
         loop {
-            let tags = &self.tags[at];
-            let mut places = places_of(tag_of(key), tags);
+            let group = &self.groups[at];
+            let mut places = places_of(tag_of(key), &group.tags);
             while places != 0 {
-                let entry = self.groups[at][first_of(places)];
+                let entry = group.entries[first_of(places)];
                 if entry.key == key {
                     let stored = now_tick - entry.age(now_tick).min(now_tick);
                     out.push((entry.offset(), stored.cast_signed() * TICK_US));
                 }
                 places &= places - 1;
             }
-            if places_of(0, tags) != 0 {
+            if places_of(0, &group.tags) != 0 {
                 return;
             }
             at = self.after(at);
@@ -213,8 +218,7 @@ impl Part {
     }
 
     fn entries(&self) -> impl Iterator<Item = Entry> {
-        let groups = self.tags.iter().zip(&self.groups);
-        let places = groups.flat_map(|(tags, group)| tags.iter().zip(group));
+        let places = self.groups.iter().flat_map(|group| group.tags.iter().zip(&group.entries));
         places.filter(|(tag, _)| **tag != 0).map(|(_, entry)| *entry)
     }
 
@@ -229,11 +233,7 @@ impl Part {
     }
 
     fn rebuild(&mut self, groups: usize, keep: impl Fn(&Entry) -> bool) {
-        let new = Self {
-            tags: vec![Tags::default(); groups],
-            groups: vec![[Entry::default(); GROUP]; groups],
-            used: 0,
-        };
+        let new = Self { groups: vec![Group::default(); groups], used: 0 };
         let old = std::mem::replace(self, new);
         old.entries().filter(|e| keep(e)).for_each(|entry| self.place(entry));
     }
