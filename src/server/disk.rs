@@ -1,9 +1,10 @@
 //! Disk operations of the running log, on O_DIRECT files through io_uring.
 //!
-//! Reads, writes and syncs go through the executor's [`super::ring`]; what opens, renames and removes
-//! files, through glommio. One [`Disk`] for each shard. Each [`LogIo`] is performed once and answered once; nothing that
-//! has reached a file is retried here. Files are opened at their first use and stay open until they are renamed or
-//! removed. Payload bytes are not copied, except where a read is longer than one piece.
+//! Reads, writes and syncs go through the executor's [`super::ring`]; what opens, renames and
+//! removes files, through glommio. One [`Disk`] for each shard. Each [`LogIo`] is performed once and
+//! answered once; nothing that has reached a file is retried here. Files are opened at their first
+//! use and stay open until they are renamed or removed. Payload bytes are not copied, except where
+//! a read is longer than one piece.
 
 use std::cell::RefCell;
 use std::fs::File;

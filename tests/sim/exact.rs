@@ -414,7 +414,8 @@ impl Exact {
         waiters.for_each(|w| self.model.pin(now_us, &w.request, w.since_us));
     }
 
-    /// A queue was made: discovery pops that wait for its labels register there.
+    /// A queue was made or configured: discovery pops that wait for its labels register there, and
+    /// pinned ones that want conflation where their group was deleted.
     fn appeared(&mut self) {
         let now_us = self.now_us();
         for waiter in self.waiters.values().filter(|w| !w.excused) {
@@ -573,9 +574,9 @@ impl Exact {
             Some(q) => q.options = wanted.clone(),
             None => {
                 self.model.queues.insert(queue.clone(), Queue::new(wanted.clone()));
-                self.appeared();
             }
         }
+        self.appeared();
         let request = ConfigureRequest { queue: queue.into(), options: patch };
         match self.command(Command::Configure(request))? {
             Reply::Configured { options, .. } if *options == wanted => self.rest(),
