@@ -82,21 +82,25 @@ impl Disk {
     ) -> Result<(), DiskError> {
         assert!(len > 0 && len.is_multiple_of(ALIGN) && at.is_multiple_of(ALIGN as u64));
         let file = if durable { self.synced_file(id).await? } else { self.file(id).await? };
-        let whole = buf.to_write();
-        let whole = if whole.len() == len { whole } else { head_of(whole, len) };
-        let ring = &self.reactor.ring;
-        let mut written = ring.write(&file, whole.clone(), at).await.map_err(of_ring)?;
-        // The kernel may write less than it was given: full disks, signals.
+        self.write_all(&file, &buf.to_write(), len, at).await
+    }
+
+    /// Writes the first `len` bytes at byte `at` of the file. The kernel may take less at a time than
+    /// it was given: full disks, signals.
+    async fn write_all(
+        &self,
+        file: &Rc<DmaFile>,
+        bytes: &Rc<DmaBuffer>,
+        len: usize,
+        at: u64,
+    ) -> Result<(), DiskError> {
+        let mut written = 0;
         while written < len {
-            if written == 0 || !written.is_multiple_of(ALIGN) {
-                return Err(DiskError::IO);
-            }
-            let mut rest = glommio::allocate_dma_buffer(len - written);
-            rest.as_bytes_mut().copy_from_slice(&whole.as_bytes()[written..len]);
-            let more = ring.write(&file, Rc::new(rest), at + written as u64).await;
-            match more.map_err(of_ring)? {
-                0 => return Err(DiskError::IO),
-                more => written += more,
+            let rest = (bytes.clone(), written..len);
+            match self.reactor.ring.write(file, rest, at + written as u64).await {
+                Ok(more) if more > 0 && more.is_multiple_of(ALIGN) => written += more,
+                Ok(_) => return Err(DiskError::IO),
+                Err(error) => return Err(from_io(&error)),
             }
         }
         Ok(())
@@ -180,14 +184,9 @@ impl Disk {
         let zeros = Rc::new(zeros);
         let mut at = 0;
         while at < bytes {
-            let len = ZEROS_BYTES.min(bytes - at) as usize;
-            let whole = len == zeros.len();
-            let piece = if whole { zeros.clone() } else { head_of(zeros.clone(), len) };
-            match self.reactor.ring.write(file, piece, at).await.map_err(of_ring)? {
-                0 => return Err(DiskError::IO),
-                written if !written.is_multiple_of(ALIGN) => return Err(DiskError::IO),
-                written => at += written as u64,
-            }
+            let len = ZEROS_BYTES.min(bytes - at);
+            self.write_all(file, &zeros, len as usize, at).await?;
+            at += len;
         }
         Ok(())
     }
@@ -278,14 +277,6 @@ impl Disk {
     fn path(&self, id: FileId) -> PathBuf {
         self.folder.join(id.name())
     }
-}
-
-/// The first `len` bytes as a buffer of their own: glommio writes whole buffers only. Who
-/// [`IoBuf::trim`]s a buffer before sharing it spares this copy.
-fn head_of(whole: Rc<glommio::io::DmaBuffer>, len: usize) -> Rc<glommio::io::DmaBuffer> {
-    let mut head = glommio::allocate_dma_buffer(len);
-    head.as_bytes_mut().copy_from_slice(&whole.as_bytes()[..len]);
-    Rc::new(head)
 }
 
 fn of_ring(error: io::Error) -> DiskError {

@@ -12,6 +12,7 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::future::Future;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -57,7 +58,7 @@ struct Operation {
 }
 
 enum Kind {
-    Write { bytes: Rc<DmaBuffer>, at: u64 },
+    Write { bytes: Rc<DmaBuffer>, part: Range<usize>, at: u64 },
     Read { into: DmaBuffer, at: u64 },
     DataSync,
 }
@@ -81,14 +82,14 @@ impl Ring {
         })
     }
 
-    /// Writes the whole buffer at byte `at`, or as much of it as the answer says.
+    /// Writes that part of the buffer at byte `at`, or as much of it as the answer says.
     pub async fn write(
         self: &Rc<Self>,
         file: &Rc<DmaFile>,
-        bytes: Rc<DmaBuffer>,
+        (bytes, part): (Rc<DmaBuffer>, Range<usize>),
         at: u64,
     ) -> io::Result<usize> {
-        self.run(file, Kind::Write { bytes, at }).await.0
+        self.run(file, Kind::Write { bytes, part, at }).await.0
     }
 
     /// Fills the buffer from byte `at` on, as far as the answer says.
@@ -211,8 +212,8 @@ impl Operation {
         let file = types::Fd(self.file.as_raw_fd());
         let length = |len: usize| u32::try_from(len).expect("operations are of some megabytes");
         match &mut self.kind {
-            Kind::Write { bytes, at } => {
-                let bytes = bytes.as_bytes();
+            Kind::Write { bytes, part, at } => {
+                let bytes = &bytes.as_bytes()[part.clone()];
                 opcode::Write::new(file, bytes.as_ptr(), length(bytes.len())).offset(*at).build()
             }
             Kind::Read { into, at } => {
@@ -365,7 +366,7 @@ mod tests {
             assert_eq!(read.unwrap_err().raw_os_error(), Some(libc::EINVAL));
             // It was opened for reading.
             let bytes = Rc::new(glommio::allocate_dma_buffer(ALIGN));
-            let written = ring.write(&file, bytes, 0).await;
+            let written = ring.write(&file, (bytes, 0..ALIGN), 0).await;
             assert_eq!(written.unwrap_err().raw_os_error(), Some(libc::EBADF));
             ring.data_sync(&file).await.unwrap();
         });
