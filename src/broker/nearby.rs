@@ -36,8 +36,8 @@ impl<B: IoBuf> Shard<B> {
     pub(super) fn first_look(&mut self, now: Now, queue: &str, group: &str) -> Option<ShardId> {
         let here = self.config.shard;
         let shards = usize::from(self.config.shards);
-        let oldest_us = self.oldest_ready(now, queue, group)?;
-        let group = self.group_by_name(queue, group)?;
+        let group = self.group_scanned(now, queue, group)?;
+        let oldest_us = group.oldest_ready()?;
         if group.armed || group.promised {
             return None;
         }
@@ -62,19 +62,26 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    fn group_by_name(&mut self, queue: &str, group: &str) -> Option<&mut Group> {
-        let slot = self.state.catalog.find(queue)?;
-        let queue = self.state.catalog.get_mut(slot)?;
-        let group = queue.group_slot(group)?;
-        queue.group_mut(group)
-    }
-
     /// What this shard tells of a group with its claims.
     pub(super) fn oldest_ready(&mut self, now: Now, queue: &str, group: &str) -> Option<u64> {
+        self.group_scanned(now, queue, group)?.oldest_ready()
+    }
+
+    /// The group, some ready partitions listed that were never looked at.
+    fn group_scanned(&mut self, now: Now, queue: &str, group: &str) -> Option<&mut Group> {
+        let (queue, group) = self.group_place(queue, group)?;
+        self.scan_ahead(now, queue, group);
+        self.state.catalog.get_mut(queue)?.group_mut(group)
+    }
+
+    fn group_by_name(&mut self, queue: &str, group: &str) -> Option<&mut Group> {
+        let (queue, group) = self.group_place(queue, group)?;
+        self.state.catalog.get_mut(queue)?.group_mut(group)
+    }
+
+    fn group_place(&self, queue: &str, group: &str) -> Option<(u32, u32)> {
         let slot = self.state.catalog.find(queue)?;
-        let at = self.state.catalog.get(slot)?.group_slot(group)?;
-        self.scan_ahead(now, slot, at);
-        self.group_by_name(queue, group)?.oldest_ready()
+        Some((slot, self.state.catalog.get(slot)?.group_slot(group)?))
     }
 
     /// What another shard tells.

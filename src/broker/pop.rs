@@ -407,16 +407,15 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let Some(Task::Pop(pop)) = self.tasks.get(&task) else { return };
-        let group = pop.group.clone();
+        let (group, until, pinned) = (pop.group.clone(), pop.until, pop.is_pinned());
         let visits = !pop.plan.queues.is_empty();
         self.heard_of(now, from, (&queue, &group), None);
-        let Some(Task::Pop(pop)) = self.tasks.get(&task) else { return };
-        match pop.until {
+        match until {
             None => self.pop_visit(now, task, fx),
             // Too close to its deadline to be served: it times out on its own.
             Some(until) if until <= now.after_ms(limits::POP_LATE_MS) => {}
             Some(_) => {
-                let (known, pinned) = (self.state.catalog.by_name(&queue), pop.is_pinned());
+                let known = self.state.catalog.by_name(&queue);
                 if !pinned && known.is_some_and(|q| !q.knows_group(&group)) {
                     // Its group was deleted meanwhile: it is a first contact again.
                     return self.pop_begin(now, task, fx);
