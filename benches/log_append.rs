@@ -25,6 +25,7 @@ impl Bench {
             directory: [1; 16],
             segment_bytes: 256 << 20,
             tail_bytes: 16 << 20,
+            read_ahead_bytes: 0,
             entropy: 1,
         };
         let mut disk = NullDisk::default();

@@ -35,6 +35,7 @@ impl Harness {
             segment_bytes: 1 << 30,
             memory_bytes: 1 << 30,
             tail_bytes,
+            read_ahead_bytes: 0,
             compress_bytes: None,
             keys: Keys::default(),
             trace_retention_seconds: 604_800,

@@ -103,6 +103,8 @@ impl<B: IoBuf> Shard<B> {
             pending_bytes: log.pending_bytes,
             written_bytes: log.written_bytes,
             writes: log.writes,
+            reads: log.reads,
+            read_bytes: log.read_bytes,
             commit_us: log.commit_us,
             last_commit_us: log.last_commit_us,
             commit_records: log.commit_records,

@@ -54,6 +54,8 @@ pub struct ShardConfig {
     pub memory_bytes: usize,
     /// Bytes of the log's newest part kept in memory for pops.
     pub tail_bytes: usize,
+    /// Bytes kept of what pops behind the tail read from the disk.
+    pub read_ahead_bytes: usize,
     /// Batches that the broker frames are stored compressed from this many bytes on.
     pub compress_bytes: Option<usize>,
     /// For the payloads of queues that encrypt.
@@ -239,7 +241,9 @@ impl<B: IoBuf> Shard<B> {
     pub fn complete(&mut self, now: Now, done: Done<B>, fx: &mut Effects<B>) {
         match self.log.complete(now, done, &mut self.io) {
             Completion::Quiet | Completion::Durable => {}
-            Completion::Read { key, result } => self.read_ended(now, key, result, fx),
+            Completion::Reads(ended) => {
+                ended.into_iter().for_each(|read| self.read_ended(now, read.key, read.result, fx));
+            }
             Completion::Poisoned => self.poisoned(fx),
         }
         self.settle(now, fx);

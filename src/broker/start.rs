@@ -70,6 +70,7 @@ impl<B: IoBuf> Shard<B> {
             directory: config.directory,
             segment_bytes: config.segment_bytes,
             tail_bytes: config.tail_bytes,
+            read_ahead_bytes: config.read_ahead_bytes,
             entropy: config.entropy,
         };
         let mut state = State::new(config.shard);

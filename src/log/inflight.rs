@@ -1,6 +1,7 @@
 //! What the log is waiting for: one purpose for each operation handed to the driver.
 
 use super::format::Place;
+use super::read_ahead::Wanted;
 use crate::base::ids::{IoId, LogPosition, SegmentId};
 
 /// Why an operation was asked for, and all it takes to ask again.
@@ -32,19 +33,19 @@ pub enum Purpose {
     Read(Read),
 }
 
-/// A record being read.
+/// A part of a segment that is being read.
 #[derive(Clone, Debug)]
 pub struct Read {
-    pub at: LogPosition,
-    pub bytes: u32,
-    pub key: u64,
-    /// `None` when the segment is not known: the read then cannot verify.
+    pub from: LogPosition,
+    /// `None` when the segment is not known: what is read then cannot be verified.
     pub place: Option<Place>,
+    /// The one record it is for. `None`: a span of [`super::read_ahead::ReadAhead`].
+    pub alone: Option<Wanted>,
 }
 
 impl Read {
     pub fn segment(&self) -> SegmentId {
-        self.at.segment()
+        self.from.segment()
     }
 }
 

@@ -13,6 +13,7 @@
 //! (`positions`); one group in flight; no byte of a segment before the manifest that seals its
 //! predecessor; a durable byte is never rewritten; after poison nothing is durable any more.
 //! Payload copies: one, into the chunk; reads share buffers, except of the chunk being filled.
+//! A read of a file brings neighbours with it where they are likely to be wanted (`read_ahead`).
 
 mod chunk;
 mod error;
@@ -24,6 +25,7 @@ pub mod io;
 mod manifest;
 mod positions;
 mod read;
+mod read_ahead;
 mod recovery;
 mod roll;
 mod segment;
@@ -54,8 +56,10 @@ use group::Group;
 use inflight::{InFlight, Purpose};
 use io::{IoDone, LogIo};
 use positions::Positions;
+use read_ahead::ReadAhead;
 use roll::{ManifestWriter, Roll};
 use segment::{Active, Phase, Segments, Spares};
+use smallvec::SmallVec;
 use tail::Tail;
 
 /// Bytes that may wait in memory for the disk. The broker's admission refuses long before; this
@@ -79,6 +83,8 @@ pub struct LogConfig {
     pub segment_bytes: u64,
     /// Bytes of newest buffers kept in memory.
     pub tail_bytes: usize,
+    /// Bytes kept of what was read from the disk.
+    pub read_ahead_bytes: usize,
     /// From the system's entropy; used when the log is created.
     pub entropy: u64,
 }
@@ -105,13 +111,17 @@ pub enum Completion<B> {
     Quiet,
     /// [`Log::durable`] has moved.
     Durable,
-    /// A read of [`Log::read`] has ended.
-    Read {
-        key: u64,
-        result: Result<Gather<B>, ReadError>,
-    },
+    /// Reads of [`Log::read`] have ended, or none yet: one that fails for many goes on for each.
+    Reads(SmallVec<[EndedRead<B>; 1]>),
     /// From now on nothing becomes durable: see [`Log::fault`].
     Poisoned,
+}
+
+/// A read of [`Log::read`] that took a while.
+#[derive(Debug)]
+pub struct EndedRead<B> {
+    pub key: u64,
+    pub result: Result<Gather<B>, ReadError>,
 }
 
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
@@ -122,6 +132,9 @@ pub struct LogStats {
     pub written_bytes: u64,
     pub syncs: u64,
     pub writes: u64,
+    /// Operations that read, and what they read.
+    pub reads: u64,
+    pub read_bytes: u64,
     pub segments: u64,
     /// Bytes that the segments hold.
     pub bytes: u64,
@@ -173,6 +186,7 @@ pub struct Log<B: IoBuf> {
     spares: Spares,
     manifest: ManifestWriter<B>,
     tail: Tail<B>,
+    ahead: ReadAhead<B>,
     in_flight: InFlight,
     /// Operations that found no space, and when to ask for them again.
     redo: Vec<Purpose>,

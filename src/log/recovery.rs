@@ -12,6 +12,7 @@ use super::manifest::{
     self, Chosen, MANIFEST_BYTES, Manifest, ManifestEntry, SLOT_BYTES, Seal, SegmentState,
     SlotError,
 };
+use super::read_ahead::ReadAhead;
 use super::roll::SEGMENT_NUMBER_MAX;
 use super::segment::{Phase, SPARES_MAX, SPARES_WANTED, Segments, Spares};
 use super::storage::Storage;
@@ -127,6 +128,7 @@ impl<B: IoBuf> Log<B> {
             spares,
             manifest: ManifestWriter::new(manifest.sequence),
             tail: Tail::new(config.tail_bytes),
+            ahead: ReadAhead::new(config.read_ahead_bytes),
             in_flight: InFlight::default(),
             redo: Vec::new(),
             redo_at: None,

@@ -257,6 +257,9 @@ pub struct ShardStats {
     pub pending_bytes: u64,
     pub written_bytes: u64,
     pub writes: u64,
+    /// Operations that read the log, and what they read.
+    pub reads: u64,
+    pub read_bytes: u64,
     /// From the start of a commit to its end, and the last one.
     pub commit_us: Micros,
     pub last_commit_us: u64,

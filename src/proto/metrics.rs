@@ -121,7 +121,7 @@ const fn gauge(key: &'static str, name: &'static str, help: &'static str, value:
 }
 
 #[rustfmt::skip]
-pub(super) const FAMILIES: [Family; 37] = [
+pub(super) const FAMILIES: [Family; 39] = [
     counter("pushed", "lanemq_pushed_messages_total", "Messages stored.", |s| s.pushed),
     counter("duplicates", "lanemq_duplicate_messages_total",
         "Pushed messages answered with their original.", |s| s.duplicates),
@@ -168,6 +168,9 @@ pub(super) const FAMILIES: [Family; 37] = [
     counter("writtenBytes", "lanemq_log_written_bytes_total",
         "Bytes written to the log, padding included.", |s| s.written_bytes),
     counter("writes", "lanemq_log_writes_total", "Writes to the log.", |s| s.writes),
+    counter("reads", "lanemq_log_reads_total",
+        "Reads of what the log no longer holds in memory.", |s| s.reads),
+    counter("readBytes", "lanemq_log_read_bytes_total", "Bytes of those reads.", |s| s.read_bytes),
     counter("syncs", "lanemq_log_syncs_total", "Syncs of the log.", |s| s.syncs),
     gauge("queues", "lanemq_queues", "Queues; each shard knows all.", |s| s.queues),
     gauge("partitions", "lanemq_partitions", "Partitions.", |s| s.partitions),
@@ -223,6 +226,8 @@ pub(super) mod tests {
             pending_bytes: 21,
             written_bytes: 22,
             writes: 23,
+            reads: 24,
+            read_bytes: 25,
             commit_us: Micros { sum: 2_500_000, counts: std::array::from_fn(|i| i as u64) },
             last_commit_us: 1_500,
             commit_records: Numbers::default(),

@@ -45,6 +45,8 @@ const FAULT_GRACE: Duration = Duration::from_millis(500);
 /// The newest part of each shard's log kept in memory, at most.
 const TAIL_BYTES_MAX: u64 = 32 << 20;
 const TAIL_BYTES_MIN: u64 = 4 << 20;
+/// What is kept of reads behind it is this part of it.
+const READ_AHEAD_PART: u64 = 4;
 
 /// Why serving ended before it was asked to.
 #[derive(Debug)]
@@ -295,6 +297,7 @@ fn shards_of(
     let memory = settings.memory_limit.unwrap_or_else(|| host::machine_memory() / 2);
     let each = memory / u64::from(directory.shards);
     let tail = (each / 8).clamp(TAIL_BYTES_MIN, TAIL_BYTES_MAX);
+    let ahead = tail / READ_AHEAD_PART;
     let bytes = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
     (index..usize::from(directory.shards))
         .step_by(executors)
@@ -311,8 +314,9 @@ fn shards_of(
                 shards: directory.shards,
                 directory: directory.identity,
                 segment_bytes: settings.segment_bytes,
-                memory_bytes: bytes(each.saturating_sub(tail).max(TAIL_BYTES_MIN)),
+                memory_bytes: bytes(each.saturating_sub(tail + ahead).max(TAIL_BYTES_MIN)),
                 tail_bytes: bytes(tail),
+                read_ahead_bytes: bytes(ahead),
                 compress_bytes: settings.compress_bytes,
                 keys: settings.keys.clone(),
                 trace_retention_seconds: settings.trace_retention_seconds,

@@ -825,7 +825,7 @@ fn exact_same_seed_same_trace() {
 #[test]
 fn exact_meets_every_form() {
     let (mut kept, mut recoded, mut plain, mut compressed, mut sealed) = (0, 0, 0, 0, 0);
-    for seed in 0..12 {
+    for seed in 0..40 {
         let exact = live(seed).unwrap();
         (kept, recoded) = (kept + exact.kept, recoded + exact.recoded);
         let opened = exact.opener.opened;

@@ -8,7 +8,7 @@ use lanemq::base::ids::{LogPosition, SegmentId, ShardId};
 use lanemq::base::prng::Prng;
 use lanemq::base::time::Now;
 use lanemq::log::io::{FileId, LogIo};
-use lanemq::log::{AppendError, Class, Log, LogConfig, OpenError, Recovery};
+use lanemq::log::{AppendError, Appended, Class, Completion, Log, LogConfig, OpenError, Recovery};
 
 const NOW: Now = Now { mono_us: 0, wall_us: 0 };
 
@@ -19,6 +19,7 @@ fn config() -> LogConfig {
         directory: *b"0123456789abcdef",
         segment_bytes: 32 << 10,
         tail_bytes: 0,
+        read_ahead_bytes: 0,
         entropy: 7,
     }
 }
@@ -33,9 +34,13 @@ struct Bench {
 
 impl Bench {
     fn new() -> Self {
+        Self::with(config())
+    }
+
+    fn with(config: LogConfig) -> Self {
         let mut prng = Prng::new(1);
         let mut disk = FaultDisk::new(&mut prng);
-        let (log, recovery, found) = open(&mut disk, &config()).unwrap();
+        let (log, recovery, found) = open(&mut disk, &config).unwrap();
         assert!(found.is_empty() && recovery.clean && recovery.notices.is_empty());
         Self { disk, log, now: NOW, order: prng }
     }
@@ -77,6 +82,25 @@ impl Bench {
         if idle {
             self.tick();
         }
+    }
+
+    /// The first byte of each record's body, all asked for before any is there.
+    fn read(&mut self, records: &[Appended]) -> Vec<Option<u8>> {
+        let (mut io, mut found) = (Vec::new(), vec![None; records.len()]);
+        for (key, record) in records.iter().enumerate() {
+            let body = self.log.read(record.at, record.bytes, key as u64, &mut io);
+            found[key] = body.map(|body| body.to_vec()[0]);
+        }
+        io.drain(..).for_each(|op| self.disk.perform(op));
+        while let Some(done) = self.disk.take_completion(&mut self.order) {
+            if let Completion::Reads(ended) = self.log.complete(self.now, done, &mut io) {
+                for read in ended {
+                    found[read.key as usize] = read.result.ok().map(|body| body.to_vec()[0]);
+                }
+            }
+            io.drain(..).for_each(|op| self.disk.perform(op));
+        }
+        found
     }
 
     fn crash(mut self) -> FaultDisk {
@@ -255,6 +279,59 @@ fn a_read_error_is_neither_torn_nor_damaged() {
         let _ = open(&mut disk, &config());
     }
     assert!(refused > 0);
+}
+
+/// Reads what a read around a record brought for its neighbours.
+#[test]
+fn a_record_that_cannot_be_read_harms_none_that_is_read_with_it() {
+    let mut bench =
+        Bench::with(LogConfig { segment_bytes: 256 << 10, read_ahead_bytes: 64 << 10, ..config() });
+    bench.settle();
+    let appended: Vec<_> = (0..5_u8)
+        .map(|n| {
+            let appended = bench.log.append(20, 1, &[&[n; 3_000][..]], Class::Growing).unwrap();
+            bench.settle();
+            appended
+        })
+        .collect();
+    // The first is read alone, the next one with all behind it.
+    assert_eq!(bench.read(&appended[..1]), [Some(0)]);
+    let before = bench.log.stats();
+    assert_eq!(bench.read(&appended[1..4]), [Some(1), Some(2), Some(3)]);
+    assert_eq!(bench.read(&appended[1..]), [Some(1), Some(2), Some(3), Some(4)]);
+    let after = bench.log.stats();
+    assert_eq!((after.reads - before.reads, after.read_bytes - before.read_bytes), (1, 16 << 10));
+
+    let file = FileId::Segment(appended[0].at.segment());
+    let bit = 8 * (appended[2].at.byte() as usize + 900);
+    for (damaged, faults) in [
+        (true, Faults::default()),
+        (false, Faults { read_error_percent: 100, ..Faults::default() }),
+        (false, Faults::default()),
+    ] {
+        // What was read before is kept in memory, where damage to the file does not reach.
+        let (mut disk, order) = (bench.crash(), Prng::new(3));
+        disk.faults = Faults::default();
+        let (log, _, _) =
+            open(&mut disk, &LogConfig { read_ahead_bytes: 64 << 10, ..config() }).unwrap();
+        bench = Bench { disk, log, now: NOW, order };
+        if damaged {
+            bench.disk.flip(file, bit);
+        }
+        bench.disk.faults = faults;
+        let all = [Some(0), Some(1), Some(2), Some(3), Some(4)];
+        let wanted = match (damaged, bench.disk.faults.read_error_percent) {
+            (true, _) => [Some(0), Some(1), None, Some(3), Some(4)],
+            (false, 0) => all,
+            (false, _) => [None; 5],
+        };
+        let (first, rest) = (bench.read(&appended[..1]), bench.read(&appended[1..]));
+        assert_eq!([&first[..], &rest[..]].concat(), wanted);
+        if damaged {
+            bench.disk.flip(file, bit);
+            assert_eq!(bench.read(&appended[2..3]), [Some(2)], "it was read anew");
+        }
+    }
 }
 
 #[test]

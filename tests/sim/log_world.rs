@@ -230,6 +230,7 @@ impl World {
             directory: *b"a data directory",
             segment_bytes: flavor.segment_bytes,
             tail_bytes: [0, 64 << 10, 1 << 20][work.below(3) as usize],
+            read_ahead_bytes: [0, 16 << 10, 1 << 20][work.below(3) as usize],
             entropy: seed,
         };
         let (order, mut power) = (root.fork(2), root.fork(3));
@@ -436,7 +437,9 @@ impl World {
             }
             Completion::Durable => {}
             _ if log.durable() != before => return Err("durable moved in silence".into()),
-            Completion::Read { key, result } => self.complete_read(key, result)?,
+            Completion::Reads(ended) => {
+                ended.into_iter().try_for_each(|read| self.complete_read(read.key, read.result))?;
+            }
             Completion::Poisoned if !self.flavor.faults => {
                 return Err(format!("poisoned without a fault: {:?}", log.fault()));
             }

@@ -44,6 +44,7 @@ pub struct Shape {
     pub compress_bytes: Option<usize>,
     /// The broker has a key, so that queues can encrypt.
     pub has_key: bool,
+    pub read_ahead_bytes: usize,
 }
 
 impl Shape {
@@ -54,6 +55,7 @@ impl Shape {
             tail_bytes: [0, 8 << 10, 64 << 10, 1 << 20][prng.below(4) as usize],
             compress_bytes: [None, None, Some(1), Some(400)][prng.below(4) as usize],
             has_key: prng.chance(50),
+            read_ahead_bytes: [0, 8 << 10, 32 << 10, 1 << 20][prng.below(4) as usize],
         }
     }
 }
@@ -147,6 +149,7 @@ impl World {
             segment_bytes: self.shape.segment_bytes,
             memory_bytes: 1 << 20,
             tail_bytes: self.shape.tail_bytes,
+            read_ahead_bytes: self.shape.read_ahead_bytes,
             compress_bytes: self.shape.compress_bytes,
             trace_retention_seconds: 604_800,
             keys: self.keys(),
@@ -432,6 +435,7 @@ impl World {
             directory: DIRECTORY,
             segment_bytes: self.shape.segment_bytes,
             tail_bytes: 0,
+            read_ahead_bytes: 0,
             entropy: 1,
         };
         Log::<HeapBuf>::open(&mut disk, config, visit)
