@@ -446,6 +446,11 @@ impl Conn {
         if !self.reads_ahead() {
             return Poll::Pending;
         }
+        // Before there is anything no room is made for it: the request that is worked on may still
+        // hold the memory.
+        if self.socket.poll_readable(cx).is_pending() {
+            return self.poll_quiet();
+        }
         let space = self.decoder.recv_space();
         match self.socket.poll_read(cx, space) {
             Poll::Ready(Ok(0)) => Poll::Ready(Ok(Event::Fin)),
@@ -455,13 +460,16 @@ impl Conn {
                 Poll::Ready(Ok(Event::Bytes))
             }
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
-            Poll::Pending => {
-                if self.watch.is_quiet() {
-                    self.decoder.release();
-                }
-                Poll::Pending
-            }
+            Poll::Pending => self.poll_quiet(),
         }
+    }
+
+    /// Nothing came.
+    fn poll_quiet(&mut self) -> Poll<io::Result<Event>> {
+        if self.watch.is_quiet() {
+            self.decoder.release();
+        }
+        Poll::Pending
     }
 
     /// Whether more of the socket is wanted. Behind a closed decoder or a full pipeline bytes

@@ -201,6 +201,15 @@ pub struct Socket {
 }
 
 impl Socket {
+    /// Whether there may be something to read, or who is to be told of it.
+    pub fn poll_readable(&self, cx: &mut Context<'_>) -> Poll<()> {
+        if self.news.readable.get() {
+            return Poll::Ready(());
+        }
+        self.news.waker.set(cx.waker());
+        Poll::Pending
+    }
+
     /// As many bytes as there are and `space` takes; `Ok(0)` is the peer's end.
     pub fn poll_read(&self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
         while self.news.readable.get() {
