@@ -79,9 +79,48 @@ impl Partition {
 
     /// The retained batches that overlap `from..=to`.
     pub fn batches_between(&self, from: Offset, to: Offset) -> &[BatchRef] {
-        let first = self.batches.partition_point(|b| b.end() <= from);
-        let last = self.batches.partition_point(|b| b.base <= to);
-        self.batches.get(first..last).unwrap_or(&[])
+        let rest = &self.batches[self.first_beyond(from)..];
+        // Mostly few overlap, and each look beyond them is at memory that nobody used of late.
+        let mut most = 1;
+        while most < rest.len() && rest[most].base <= to {
+            most *= 2;
+        }
+        let rest = &rest[..most.min(rest.len())];
+        &rest[..rest.partition_point(|b| b.base <= to)]
+    }
+
+    /// Place of the first retained batch that ends behind `offset`. Batches of one partition are
+    /// mostly of about one length, so the search begins where it would be then.
+    fn first_beyond(&self, offset: Offset) -> usize {
+        let ends_before = |at: usize| self.batches[at].end() <= offset;
+        let len = self.batches.len();
+        let before = offset.0.saturating_sub(self.log_start.0);
+        let guess = u128::from(before) * len as u128 / u128::from(self.retained().max(1));
+        let guess = usize::try_from(guess).unwrap_or(len).min(len);
+        // The place lies in `low..=high`.
+        let (mut low, mut high, mut step) = (0, len, 1);
+        if guess < len && ends_before(guess) {
+            low = guess + 1;
+            while low + step <= len {
+                let probe = low + step - 1;
+                if !ends_before(probe) {
+                    high = probe;
+                    break;
+                }
+                (low, step) = (probe + 1, step * 2);
+            }
+        } else {
+            high = guess;
+            while high > 0 {
+                let probe = high.saturating_sub(step);
+                if ends_before(probe) {
+                    low = probe + 1;
+                    break;
+                }
+                (high, step) = (probe, step * 2);
+            }
+        }
+        low + self.batches[low..high].partition_point(|b| b.end() <= offset)
     }
 
     pub fn batch_of(&self, offset: Offset) -> Option<&BatchRef> {
@@ -250,6 +289,7 @@ impl Partitions {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::base::prng::Prng;
 
     fn batch(base: u64, count: u32, created_at_us: i64) -> BatchRef {
         BatchRef { at: LogPosition::ZERO, base: Offset(base), created_at_us, bytes: 10, count }
@@ -286,6 +326,37 @@ mod tests {
         assert_eq!(p.first_created_from(11), Offset(3));
         assert_eq!(p.first_created_from(31), Offset(10));
         assert_eq!(p.newest_visible().unwrap().base, Offset(3));
+    }
+
+    #[test]
+    fn batches_of_any_lengths_are_found_as_by_looking_at_each() {
+        let mut prng = Prng::new(5);
+        for round in 0..200 {
+            let mut table = Partitions::default();
+            table.insert(0, 0, 0, "p", 0);
+            let p = table.get_mut(0).unwrap();
+            let mut end = prng.below(40);
+            p.log_start = Offset(end);
+            for _ in 0..prng.below(70) {
+                // Of one length, of many, with one that dwarfs the rest.
+                let count = match round % 3 {
+                    0 => 5,
+                    1 => 1 + prng.below(30) as u32,
+                    _ => [1, 1, 1, 4_000][prng.below(4) as usize],
+                };
+                p.batches.push(batch(end, count, 0));
+                end += u64::from(count);
+            }
+            p.next_offset = Offset(end + prng.below(3));
+            for _ in 0..50 {
+                let from = Offset(prng.below(p.next_offset.0 + 10));
+                let most = 1 + prng.below(500);
+                let to = Offset(from.0 + prng.below(most));
+                let overlaps = |b: &&BatchRef| b.end() > from && b.base <= to;
+                let wanted: Vec<_> = p.batches.iter().filter(overlaps).copied().collect();
+                assert_eq!(p.batches_between(from, to), wanted, "{from:?} {to:?}");
+            }
+        }
     }
 
     #[test]
