@@ -43,7 +43,9 @@ impl<B: IoBuf> Shard<B> {
         }
         group.heard.resize(shards, Heard::default());
         let others = group.heard.iter_mut().enumerate().filter(|(at, _)| *at != here.index());
-        let (at, heard) = others.min_by_key(|(_, heard)| heard.rank(now))?;
+        let Some((at, heard)) = others.min_by_key(|(_, heard)| heard.rank(now)) else {
+            return Some(here);
+        };
         let goes = match heard.rank(now) {
             Rank::Silent(_) => true,
             Rank::Heard(theirs_us) => theirs_us.saturating_add(SLACK_US) < oldest_us,
