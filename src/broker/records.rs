@@ -42,36 +42,41 @@ pub type Body = SmallVec<[u8; 256]>;
 pub struct Writer(pub Body);
 
 impl Writer {
-    pub fn u8(mut self, v: u8) -> Self {
+    pub fn u8(&mut self, v: u8) -> &mut Self {
         self.0.push(v);
         self
     }
 
-    pub fn u32(mut self, v: u32) -> Self {
+    pub fn u32(&mut self, v: u32) -> &mut Self {
         self.0.extend_from_slice(&v.to_le_bytes());
         self
     }
 
-    pub fn u64(mut self, v: u64) -> Self {
+    pub fn u64(&mut self, v: u64) -> &mut Self {
         self.0.extend_from_slice(&v.to_le_bytes());
         self
     }
 
-    pub fn i64(self, v: i64) -> Self {
+    pub fn i64(&mut self, v: i64) -> &mut Self {
         self.u64(v.cast_unsigned())
     }
 
-    pub fn id(mut self, v: &[u8; 16]) -> Self {
+    pub fn id(&mut self, v: &[u8; 16]) -> &mut Self {
         self.0.extend_from_slice(v);
         self
     }
 
     /// `v` is at most 65,535 bytes: names and cut error texts are far shorter.
-    pub fn text(mut self, v: &str) -> Self {
+    pub fn text(&mut self, v: &str) -> &mut Self {
         let len = u16::try_from(v.len()).expect("texts in records are bounded");
         self.0.extend_from_slice(&len.to_le_bytes());
         self.0.extend_from_slice(v.as_bytes());
         self
+    }
+
+    /// What was written.
+    pub fn body(&mut self) -> Body {
+        std::mem::take(&mut self.0)
     }
 }
 
@@ -124,7 +129,7 @@ pub fn encode_queue(queue: &QueueImage) -> Body {
         .id(&queue.id)
         .u64(queue.incarnation)
         .i64(queue.created_at_us)
-        .0;
+        .body();
     body.extend_from_slice(&options);
     body
 }
@@ -141,7 +146,7 @@ pub fn decode_queue(body: &[u8]) -> Result<QueueImage, Malformed> {
 }
 
 pub fn encode_queue_deleted(name: &str, incarnation: u64) -> Body {
-    Writer::default().text(name).u64(incarnation).0
+    Writer::default().text(name).u64(incarnation).body()
 }
 
 pub fn decode_queue_deleted(body: &[u8]) -> Result<(&str, u64), Malformed> {
@@ -188,7 +193,7 @@ pub fn encode_group(group: &GroupImage, here: GroupHere) -> Body {
         .u8(u8::from(registered.is_some_and(|r| r.conflation)))
         .u64(here.cut.to_bits())
         .u64(here.cursors_epoch)
-        .0
+        .body()
 }
 
 pub fn decode_group(body: &[u8]) -> Result<(GroupImage, GroupHere), Malformed> {
@@ -256,7 +261,7 @@ impl<'a> PartitionRecord<'a> {
             .u64(self.incarnation)
             .text(self.partition)
             .i64(self.created_at_us)
-            .0
+            .body()
     }
 
     pub fn decode(body: &'a [u8]) -> Result<Self, Malformed> {
@@ -320,9 +325,10 @@ pub struct DeadLetterRecord {
 /// Rows that were deleted by one step. It lies behind the records that filed them, so it is
 /// there as long as they are: segments go oldest first.
 pub fn encode_dead_letters_deleted(ids: &[[u8; 16]]) -> Body {
-    let mut w = Writer::default().u32(ids.len() as u32);
+    let mut w = Writer::default();
+    w.u32(ids.len() as u32);
     for id in ids {
-        w = w.id(id);
+        w.id(id);
     }
     w.0
 }
@@ -363,26 +369,25 @@ const CONFLATING: u8 = 8;
 
 impl CursorRecord {
     pub fn encode(&self) -> Body {
-        let mut w = Writer::default()
-            .text(&self.group)
+        let mut w = Writer::default();
+        w.text(&self.group)
             .u64(self.next.0)
             .u64(self.attempt_offset.0)
             .u32(self.attempt_count)
             .u32(self.retry_count)
             .u8(self.flags());
         if self.epoch > 0 {
-            w = w.u64(self.epoch);
+            w.u64(self.epoch);
         }
         if let Some(l) = &self.lease {
-            w = w.id(&l.id.0).u64(l.first.0).u64(l.end.0).i64(l.granted_us).u64(l.length_us);
+            w.id(&l.id.0).u64(l.first.0).u64(l.end.0).i64(l.granted_us).u64(l.length_us);
         }
         if let Some(l) = &self.released {
-            w = w.id(&l.id.0).u64(l.first.0).u64(l.end.0).i64(l.at_us);
+            w.id(&l.id.0).u64(l.first.0).u64(l.end.0).i64(l.at_us);
         }
-        w = w.u32(self.filed.len() as u32);
+        w.u32(self.filed.len() as u32);
         for d in &self.filed {
-            w = w
-                .id(&d.id)
+            w.id(&d.id)
                 .u64(d.offset.0)
                 .i64(d.created_at_us)
                 .i64(d.failed_at_us)
@@ -594,7 +599,8 @@ mod tests {
     #[test]
     fn a_registration_without_an_epoch_is_read_as_what_it_was() {
         let body = |rule: u8, from_us| {
-            let w = Writer::default().text("q").u64(3).text("g").u8(rule).i64(from_us).i64(12);
+            let mut w = Writer::default();
+            w.text("q").u64(3).text("g").u8(rule).i64(from_us).i64(12);
             decode_group(&w.0).map(|(image, _)| (image.start, image.registration))
         };
         let registered =
@@ -608,7 +614,7 @@ mod tests {
 
     #[test]
     fn options_of_an_older_record_take_defaults_for_what_they_lack() {
-        let mut body = Writer::default().text("q").id(&[0; 16]).u64(1).i64(2).0;
+        let mut body = Writer::default().text("q").id(&[0; 16]).u64(1).i64(2).body();
         body.extend_from_slice(br#"{"retry_limit":9}"#);
         let queue = decode_queue(&body).unwrap();
         assert_eq!((queue.options.retry_limit, queue.options.lease_seconds), (9, 300));

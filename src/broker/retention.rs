@@ -93,7 +93,7 @@ impl<B: IoBuf> Shard<B> {
         let Some(start) = new_log_start(q, slot, partition, now) else { return };
         let to = start.to;
         let id = self.state.id_of(slot);
-        let body = Writer::default().u64(to.0).0;
+        let body = Writer::default().u64(to.0).body();
         if let Ok(appended) = self.append(records::LOG_START, id.0, &[&body]) {
             self.state.move_log_start(slot, to, Some(appended.at.segment()));
             self.count(queue, |t| {

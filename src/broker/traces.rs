@@ -193,8 +193,8 @@ pub(super) struct TraceRecord {
 impl TraceRecord {
     fn encode(&self) -> records::Body {
         let trace = &self.trace;
-        let mut w = Writer::default()
-            .id(&self.id)
+        let mut w = Writer::default();
+        w.id(&self.id)
             .i64(self.created_at_us)
             .u64(self.transaction)
             .text(&trace.transaction_id)
@@ -204,7 +204,7 @@ impl TraceRecord {
             .text(trace.worker.as_deref().unwrap_or_default())
             .u8(trace.names.len() as u8);
         for name in &trace.names {
-            w = w.text(name);
+            w.text(name);
         }
         w.0.extend_from_slice(&trace.data);
         w.0

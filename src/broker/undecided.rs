@@ -31,9 +31,10 @@ pub struct TransactionRecord<'a> {
 
 impl<'a> TransactionRecord<'a> {
     pub fn encode(&self) -> records::Body {
-        let mut w = Writer::default().id(&self.id.0).u32(self.coordinator.is_some().into());
+        let mut w = Writer::default();
+        w.id(&self.id.0).u32(self.coordinator.is_some().into());
         if let Some(shard) = self.coordinator {
-            w = w.u32(shard.0.into());
+            w.u32(shard.0.into());
         }
         w.0.extend_from_slice(self.effects);
         w.0
@@ -64,9 +65,10 @@ pub struct CommitRecord<'a> {
 
 impl<'a> CommitRecord<'a> {
     pub fn encode(&self) -> records::Body {
-        let mut w = Writer::default().id(&self.id.0).u32(self.prepares.len() as u32);
+        let mut w = Writer::default();
+        w.id(&self.id.0).u32(self.prepares.len() as u32);
         for (shard, at) in &self.prepares {
-            w = w.u32(shard.0.into()).u64(at.to_bits());
+            w.u32(shard.0.into()).u64(at.to_bits());
         }
         w.0.extend_from_slice(self.effects);
         w.0
@@ -89,7 +91,7 @@ fn shard_id(r: &mut Reader<'_>) -> Result<ShardId, Malformed> {
 }
 
 pub fn encode_end(id: TransactionId, committed: bool) -> records::Body {
-    Writer::default().id(&id.0).u8(committed.into()).0
+    Writer::default().id(&id.0).u8(committed.into()).body()
 }
 
 pub fn decode_end(body: &[u8]) -> Result<(TransactionId, bool), Malformed> {
@@ -110,8 +112,9 @@ pub struct EffectRecord<'a> {
 
 impl<'a> EffectRecord<'a> {
     pub fn write(&self, out: &mut Vec<u8>) {
-        let head = Writer::default().u8(self.kind).u64(self.partition.0);
-        out.extend_from_slice(&head.u32(self.body.len() as u32).0);
+        out.push(self.kind);
+        out.extend_from_slice(&self.partition.0.to_le_bytes());
+        out.extend_from_slice(&(self.body.len() as u32).to_le_bytes());
         out.extend_from_slice(self.body);
     }
 
@@ -139,7 +142,7 @@ pub fn effects(bytes: &[u8]) -> impl Iterator<Item = Result<EffectRecord<'_>, Ma
 }
 
 pub fn encode_place(stored: &BatchRef) -> records::Body {
-    Writer::default().u64(stored.at.to_bits()).u32(stored.bytes).0
+    Writer::default().u64(stored.at.to_bits()).u32(stored.bytes).body()
 }
 
 /// Messages of a transaction that replay has seen and nothing has decided yet.
