@@ -99,6 +99,8 @@ pub struct Asked {
     pub http10: bool,
 }
 
+/// A body of at most this length lies behind its head.
+const JOINED_BYTES_MAX: usize = 1 << 10;
 /// Most parts that one sendmsg takes.
 const PARTS_MAX: usize = 1_024;
 
@@ -111,6 +113,7 @@ pub struct Outbox {
 }
 
 struct Item {
+    /// In [`Outbox::heads`], with a short body.
     head: Range<usize>,
     answer: Option<Answer>,
 }
@@ -144,6 +147,12 @@ impl Outbox {
             answer.body = Vec::new();
             answer.pieces = Vec::new();
         }
+        // A copy of a few bytes costs the kernel less than a second part.
+        if answer.body.len() <= JOINED_BYTES_MAX {
+            self.heads.extend_from_slice(&answer.body);
+            answer.body = Vec::new();
+        }
+        let head = head.start..self.heads.len();
         self.items.push(Item { head, answer: Some(answer) });
     }
 

@@ -208,12 +208,18 @@ pub fn stream_over(descriptor: OwnedFd) -> glommio::net::TcpStream {
 
 /// Sends what the socket takes of `parts` without waiting. No SIGPIPE.
 pub fn send_vectored(socket: &impl AsRawFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    if let [part] = parts {
+        // SAFETY: the slice lives through the call.
+        let sent =
+            unsafe { libc::send(socket.as_raw_fd(), part.as_ptr().cast(), part.len(), flags) };
+        return usize::try_from(sent).map_err(|_negative| io::Error::last_os_error());
+    }
     // SAFETY: msghdr is pointers and numbers, for which zeros are a value.
     let mut message: libc::msghdr = unsafe { mem::zeroed() };
     // IoSlice is documented to have iovec's layout. sendmsg does not write through it.
     message.msg_iov = parts.as_ptr().cast_mut().cast();
     message.msg_iovlen = parts.len() as _;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: `message` and the slices it points to live through the call.
     let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
     usize::try_from(sent).map_err(|_negative| io::Error::last_os_error())
