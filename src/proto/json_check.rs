@@ -2,11 +2,13 @@
 //!
 //! Every payload that a client frames itself passes here, so this is one of the hot loops: one
 //! pass, no recursion (depth costs a bit each, not stack), no allocation up to a depth of
-//! [`INLINE_DEPTH`], and strings, which most payload bytes are, eight bytes a step. Bytes beyond
+//! [`INLINE_DEPTH`], and strings, which most payload bytes are, sixteen bytes a step. Bytes beyond
 //! ASCII can only stand in strings and do not look like anything else there, so UTF-8 is checked
 //! afterwards, and only where there were any.
 
 use smallvec::SmallVec;
+use wide::i8x16;
+use wide::{CmpEq, CmpLt};
 
 /// Nesting that is kept track of without an allocation.
 const INLINE_DEPTH: usize = 256;
@@ -17,7 +19,7 @@ pub fn is_document(bytes: &[u8]) -> bool {
     document(bytes, &mut high).is_some() && (high == 0 || std::str::from_utf8(bytes).is_ok())
 }
 
-/// What containers stand open: a bit for each, set for an object.
+/// The containers that stand open around the innermost: a bit for each, set for an object.
 #[derive(Default)]
 struct Open {
     words: SmallVec<[u64; INLINE_DEPTH / 64]>,
@@ -25,6 +27,7 @@ struct Open {
 }
 
 impl Open {
+    /// Puts what was innermost until now below a new one.
     fn push(&mut self, object: bool) {
         let (word, bit) = (self.depth / 64, self.depth % 64);
         if word == self.words.len() {
@@ -34,19 +37,21 @@ impl Open {
         self.depth += 1;
     }
 
-    /// Whether the innermost is an object; `None` outside of all.
-    fn innermost(&self) -> Option<bool> {
-        let last = self.depth.checked_sub(1)?;
-        Some(self.words[last / 64] >> (last % 64) & 1 == 1)
+    /// The innermost has ended: what it stood in, if in anything.
+    fn pop(&mut self) -> Option<bool> {
+        self.depth = self.depth.checked_sub(1)?;
+        Some(self.words[self.depth / 64] >> (self.depth % 64) & 1 == 1)
     }
 }
 
 // The functions below take a place and return the one behind what they have read: passed by
 // value it stays in a register, where a field of a struct would be written back at each byte.
 
-/// `high` gets the high bit of a byte set where a string held one beyond ASCII.
+/// `high` gets a bit set where a string held one beyond ASCII.
 fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
     let mut open = Open::default();
+    // Whether the innermost container is an object; `None` outside of all.
+    let mut object: Option<bool> = None;
     let mut at = 0;
     loop {
         // A value begins here.
@@ -59,7 +64,7 @@ fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
                 if bytes.get(at) == Some(&b'}') {
                     at += 1;
                 } else {
-                    open.push(true);
+                    object.replace(true).into_iter().for_each(|outer| open.push(outer));
                     at = key(bytes, at, high)?;
                     continue;
                 }
@@ -69,7 +74,7 @@ fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
                 if bytes.get(at) == Some(&b']') {
                     at += 1;
                 } else {
-                    open.push(false);
+                    object.replace(false).into_iter().for_each(|outer| open.push(outer));
                     continue;
                 }
             }
@@ -83,19 +88,19 @@ fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
         // One has ended: what may follow depends on what it stood in.
         loop {
             at = space(bytes, at);
-            let Some(object) = open.innermost() else {
+            let Some(in_object) = object else {
                 return (at == bytes.len()).then_some(());
             };
             let next = *bytes.get(at)?;
             at += 1;
             match next {
-                b',' if object => {
+                b',' if in_object => {
                     at = key(bytes, at, high)?;
                     break;
                 }
                 b',' => break,
-                b'}' if object => open.depth -= 1,
-                b']' if !object => open.depth -= 1,
+                b'}' if in_object => object = open.pop(),
+                b']' if !in_object => object = open.pop(),
                 _ => return None,
             }
         }
@@ -130,54 +135,54 @@ fn word(bytes: &[u8], at: usize, rest: &[u8]) -> Option<usize> {
 #[inline]
 fn string(bytes: &[u8], mut at: usize, high: &mut u64) -> Option<usize> {
     let mut seen = 0;
-    let begin = at;
     loop {
-        while let Some(eight) = bytes.get(at..).and_then(<[u8]>::first_chunk::<8>) {
-            let eight = u64::from_le_bytes(*eight);
-            let special = special_bytes(eight);
-            if special == 0 {
-                seen |= eight;
-                at += 8;
-                if at == begin + 16 {
-                    at = long_text(bytes, at, &mut seen);
-                }
+        // The place of the next special byte, as far as whole blocks reach.
+        for block in bytes.get(at..)?.as_chunks::<BLOCK>().0 {
+            let found = block_of(block);
+            if found.special == 0 {
+                seen |= found.high;
+                at += BLOCK;
                 continue;
             }
             // Bytes before the first special one; what lies behind it is seen again.
-            let before = special.trailing_zeros() / 8;
-            seen |= eight & ((1 << (8 * before)) - 1);
-            at += before as usize;
+            seen |= found.high & (found.special ^ (found.special - 1));
+            at += found.special.trailing_zeros() as usize;
             break;
         }
         let byte = *bytes.get(at)?;
         at += 1;
         match byte {
             b'"' => {
-                *high |= seen & HIGH_BITS;
+                *high |= seen;
                 return Some(at);
             }
             b'\\' => at = escape(bytes, at)?,
             0..0x20 => return None,
-            _ => seen |= u64::from(byte),
+            _ => seen |= u64::from(byte >> 7),
         }
     }
 }
 
-/// Where a text that is no short one goes on after the words of it that hold nothing special: four
-/// at a time, side by side.
-#[inline(never)]
-fn long_text(bytes: &[u8], mut at: usize, seen: &mut u64) -> usize {
-    while let Some(next) = bytes.get(at..).and_then(<[u8]>::first_chunk::<32>) {
-        let (words, _) = next.as_chunks::<8>();
-        let word = |at: usize| u64::from_le_bytes(words[at]);
-        let words = [word(0), word(1), word(2), word(3)];
-        if words.map(special_bytes).into_iter().fold(0, |any, special| any | special) != 0 {
-            break;
-        }
-        *seen |= words.into_iter().fold(0, |any, word| any | word);
-        at += 32;
-    }
-    at
+/// What some bytes are, a bit for each, the lowest for the first.
+struct Found {
+    /// A quote, a backslash or a control character.
+    special: u64,
+    /// Beyond ASCII. Exact up to the first special byte.
+    high: u64,
+}
+
+/// Bytes of a string that are looked at in one step.
+const BLOCK: usize = 16;
+
+#[inline]
+fn block_of(block: &[u8; BLOCK]) -> Found {
+    let all = i8x16::new(block.map(u8::cast_signed));
+    let equal = |byte: u8| all.cmp_eq(i8x16::splat(byte.cast_signed()));
+    let bits = |lanes: i8x16| u64::from(lanes.move_mask().cast_unsigned());
+    let high = bits(all);
+    // Signed, so that what is beyond ASCII is below as well.
+    let below = bits(all.cmp_lt(i8x16::splat(0x20))) & !high;
+    Found { special: bits(equal(b'"') | equal(b'\\')) | below, high }
 }
 
 fn escape(bytes: &[u8], at: usize) -> Option<usize> {
@@ -226,21 +231,6 @@ fn digits(bytes: &[u8], mut at: usize) -> usize {
 fn some_digits(bytes: &[u8], at: usize) -> Option<usize> {
     let end = digits(bytes, at);
     (end > at).then_some(end)
-}
-
-const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
-const LOW_BITS: u64 = 0x0101_0101_0101_0101;
-
-/// The high bit of each byte that is a quote, a backslash or a control character. Exact up to
-/// the lowest such byte: a borrow can only reach the bytes above it.
-#[inline]
-fn special_bytes(word: u64) -> u64 {
-    let equal = |byte: u8| {
-        let differing = word ^ (LOW_BITS * u64::from(byte));
-        differing.wrapping_sub(LOW_BITS) & !differing
-    };
-    let control = word.wrapping_sub(LOW_BITS * 0x20) & !word;
-    (equal(b'"') | equal(b'\\') | control) & HIGH_BITS
 }
 
 #[cfg(test)]
