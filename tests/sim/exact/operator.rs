@@ -133,8 +133,9 @@ impl Exact {
         let transaction_id = stored.messages[*offset as usize].transaction_id.clone();
         let Some(id) = stored.id else { return Ok(()) };
         let gone = |d: &crate::model::Dead| {
-            let message = &stored.messages[d.offset as usize];
-            d.partition == *partition && message.transaction_id == transaction_id
+            // Of another partition the offset says nothing about these messages.
+            d.partition == *partition
+                && stored.messages[d.offset as usize].transaction_id == transaction_id
         };
         let left: Vec<_> = queue.dead.iter().filter(|d| !gone(d)).cloned().collect();
         let wanted = (queue.dead.len() - left.len()) as u64;
