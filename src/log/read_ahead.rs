@@ -106,6 +106,10 @@ impl<B: IoBuf> ReadAhead<B> {
                 len = len.max(run.clamp(SPAN_BYTES_MIN, SPAN_BYTES_MAX).min(self.bytes_max));
             }
         }
+        if wanted.to() - from.byte() > SPAN_BYTES_MAX {
+            // It would drive out many that are wanted again.
+            return Look::Alone;
+        }
         // One that begins there is too short.
         match self.spans.get(&from) {
             Some(Span { state: State::Coming(_), .. }) => return Look::Alone,
@@ -235,6 +239,15 @@ mod tests {
         let bytes = missing(&mut ahead, wanted(104, 8_000));
         assert_eq!(arrive(&mut ahead, 0, bytes), [104]);
         assert_eq!((ahead.bytes, ahead.order.len()), (bytes, 1));
+        assert!(matches!(ahead.look(wanted(0, 100), END), Look::Here(..)));
+    }
+
+    #[test]
+    fn a_record_longer_than_any_span_leaves_the_others_here() {
+        let mut ahead = ReadAhead::new(256 << 10);
+        assert_eq!(missing(&mut ahead, wanted(0, 100)), BLOCK);
+        arrive(&mut ahead, 0, BLOCK);
+        assert!(matches!(ahead.look(wanted(64, 300 << 10), END), Look::Alone));
         assert!(matches!(ahead.look(wanted(0, 100), END), Look::Here(..)));
     }
 
