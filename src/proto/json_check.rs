@@ -7,8 +7,7 @@
 //! afterwards, and only where there were any.
 
 use smallvec::SmallVec;
-use wide::i8x16;
-use wide::{CmpEq, CmpLt};
+use wide::{CmpEq, CmpLt, i8x16};
 
 /// Nesting that is kept track of without an allocation.
 const INLINE_DEPTH: usize = 256;
