@@ -497,8 +497,11 @@ impl Conn {
         };
         // Bytes of a head do not move its deadline, bytes of a body do below.
         if waiting != self.waiting || waiting == Waiting::Request {
-            self.since_us = self.node.now().mono_us;
             self.waiting = waiting;
+            // An answer is waited for as long as it takes.
+            if waiting != Waiting::Answer {
+                self.since_us = self.node.now().mono_us;
+            }
         }
         let body_us = || self.decoder.body_received() as u64 * 1_000_000 / BODY_BYTES_SECOND;
         match waiting {

@@ -21,6 +21,7 @@ use super::shard::{ShardHandle, Surroundings};
 use super::unpark;
 use super::watch::Watches;
 use crate::base::cipher::Keys;
+use crate::base::ids::ShardId;
 use crate::base::time::Now;
 use crate::broker::shard::ShardConfig;
 use crate::http::{self, Limits};
@@ -79,7 +80,7 @@ const OUTBOX_BYTES_MAX: usize = 64 << 10;
 /// Connections over the limit that are being told so at once; more are closed unheard.
 const REFUSING_MAX: usize = 64;
 /// Messages worked off before other tasks get their turn.
-const BATCH_STEPS: usize = 64;
+const RUN_MAX: usize = 64;
 
 /// The root future of an executor.
 pub async fn run(part: Part) {
@@ -160,6 +161,12 @@ async fn open(part: Part) -> Result<Node, String> {
     })
 }
 
+/// How many of the messages, from the first on, are peers' for that shard.
+fn run_of(shard: ShardId, messages: &[Message]) -> usize {
+    let few = messages.iter().take(RUN_MAX);
+    few.take_while(|message| matches!(message, Message::Peer { to, .. } if *to == shard)).count()
+}
+
 impl Node {
     /// What inflates and decrypts here. Borrowed for one synchronous step at a time.
     pub fn opener(&self) -> RefMut<'_, Opener> {
@@ -172,27 +179,34 @@ impl Node {
         let mut batch = Vec::new();
         loop {
             inbox.receive(&mut batch).await;
-            for (i, message) in batch.drain(..).enumerate() {
-                if !self.obey(message) {
+            let mut messages = batch.drain(..);
+            while let Some(first) = messages.as_slice().first() {
+                if let Message::Peer { to, .. } = first {
+                    let (to, run) = (*to, run_of(*to, messages.as_slice()));
+                    self.deliver(to, messages.by_ref().take(run));
+                } else if !messages.next().is_none_or(|message| self.obey(message)) {
                     return;
                 }
-                if i % BATCH_STEPS == BATCH_STEPS - 1 {
-                    glommio::yield_if_needed().await;
-                }
+                glommio::yield_if_needed().await;
             }
-            glommio::yield_if_needed().await;
         }
+    }
+
+    /// Peers' messages for one shard.
+    fn deliver(&self, to: ShardId, messages: impl Iterator<Item = Message>) {
+        let executors = self.around.mesh.executors();
+        let shard = &self.shards[to.index() / executors];
+        assert!(shard.id() == to, "a message for {to:?} came to {:?}", shard.id());
+        shard.deliver(messages.filter_map(|message| match message {
+            Message::Peer { from, msg, .. } => Some((from, msg)),
+            _ => None,
+        }));
     }
 
     /// False at the end.
     fn obey(self: &Rc<Self>, message: Message) -> bool {
         match message {
-            Message::Peer { from, to, msg } => {
-                let executors = self.around.mesh.executors();
-                let shard = &self.shards[to.index() / executors];
-                assert!(shard.id() == to, "a message for {to:?} came to {:?}", shard.id());
-                shard.deliver(from, msg);
-            }
+            Message::Peer { to, .. } => self.deliver(to, std::iter::once(message)),
             Message::Connection(stream) => conn::begin(self, stream),
             Message::Refuse(stream) => conn::refuse(self, stream),
             Message::Keys(keys) => {

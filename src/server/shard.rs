@@ -73,7 +73,7 @@ struct Core {
 }
 
 /// Flushes the shard behind the tasks that are ready to run now, so that what they append goes
-/// out in one write.
+/// out in one write, and looks once for all of them at what has become of it.
 #[derive(Default)]
 struct Flusher {
     wanted: Cell<bool>,
@@ -136,9 +136,12 @@ impl ShardHandle {
         self.step("start", |shard, now, fx| shard.start(now, fx));
     }
 
-    pub fn deliver(self: &Rc<Self>, from: ShardId, msg: PeerMsg) {
+    /// Messages that came together, in one step.
+    pub fn deliver(self: &Rc<Self>, messages: impl Iterator<Item = (ShardId, PeerMsg)>) {
         unpark::note_activity();
-        self.step("deliver", |shard, now, fx| shard.deliver(now, from, msg, fx));
+        self.step("deliver", |shard, now, fx| {
+            messages.for_each(|(from, msg)| shard.deliver(now, from, msg, fx));
+        });
     }
 
     pub fn drain(self: &Rc<Self>) {
@@ -180,6 +183,7 @@ impl ShardHandle {
                 if !self.gathers() {
                     self.call("flush", |shard, now, fx| shard.flush(now, fx));
                 }
+                self.look_around();
             }
             Poll::<()>::Pending
         })
@@ -298,7 +302,6 @@ impl ShardHandle {
             self.spare.replace(list);
         }
         self.pumping.set(false);
-        self.look_around();
     }
 
     fn perform(self: &Rc<Self>, effect: Effect<DmaBuf>) {
@@ -327,7 +330,7 @@ impl ShardHandle {
         .detach();
     }
 
-    /// After every step: the deadline may have moved, the shard may have come to an end.
+    /// After each turn's steps: the deadline may have moved, the shard may have come to an end.
     fn look_around(&self) {
         self.alarm.set(self.ticks_at());
         let core = self.core.borrow();
