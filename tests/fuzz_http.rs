@@ -36,7 +36,7 @@ impl Feed {
         while !piece.is_empty() {
             let (mid_request, in_body) = (self.decoder.is_mid_request(), self.decoder.is_in_body());
             let space = self.decoder.recv_space();
-            let least = if mid_request { RECV_SPACE_LOW } else { RECV_SPACE_MIN / 4 };
+            let least = if mid_request { RECV_SPACE_LOW } else { RECV_SPACE_MIN };
             assert!(!space.is_empty() && (in_body || space.len() >= least));
             let count = space.len().min(piece.len());
             space[..count].copy_from_slice(&piece[..count]);

@@ -57,8 +57,8 @@ impl Decoder {
         Self { limits, buffer: RecvBuffer::default(), state: State::new_head() }
     }
 
-    /// Where the next bytes of the socket go: at least a quarter of `RECV_SPACE_MIN` between requests,
-    /// and inside one `RECV_SPACE_LOW` or what is left of the body. A body that outgrows the buffer
+    /// Where the next bytes of the socket go: at least `RECV_SPACE_MIN` between requests, and
+    /// inside one `RECV_SPACE_LOW` or what is left of the body. A body that outgrows the buffer
     /// is given as much again as has arrived; a claimed length only ever makes that less.
     pub fn recv_space(&mut self) -> &mut [u8] {
         let have = self.buffer.len();
