@@ -41,6 +41,21 @@ pub enum Message {
     Exit,
 }
 
+impl Message {
+    /// A peer's, for that shard.
+    pub fn is_for(&self, shard: ShardId) -> bool {
+        matches!(self, Self::Peer { to, .. } if *to == shard)
+    }
+
+    /// From whom, and what it says, if a peer sent it.
+    pub fn of_peer(self) -> Option<(ShardId, PeerMsg)> {
+        match self {
+            Self::Peer { from, msg, .. } => Some((from, msg)),
+            _ => None,
+        }
+    }
+}
+
 /// How its executor hears of what comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Attention {

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
+use std::vec::Drain;
 
 use super::answer::{Answer, Outbox};
 use super::auth::{Auth, AuthPart};
@@ -21,7 +22,6 @@ use super::shard::{ShardHandle, Surroundings};
 use super::unpark;
 use super::watch::Watches;
 use crate::base::cipher::Keys;
-use crate::base::ids::ShardId;
 use crate::base::time::Now;
 use crate::broker::shard::ShardConfig;
 use crate::http::{self, Limits};
@@ -161,12 +161,6 @@ async fn open(part: Part) -> Result<Node, String> {
     })
 }
 
-/// How many of the messages, from the first on, are peers' for that shard.
-fn run_of(shard: ShardId, messages: &[Message]) -> usize {
-    let few = messages.iter().take(RUN_MAX);
-    few.take_while(|message| matches!(message, Message::Peer { to, .. } if *to == shard)).count()
-}
-
 impl Node {
     /// What inflates and decrypts here. Borrowed for one synchronous step at a time.
     pub fn opener(&self) -> RefMut<'_, Opener> {
@@ -180,11 +174,8 @@ impl Node {
         loop {
             inbox.receive(&mut batch).await;
             let mut messages = batch.drain(..);
-            while let Some(first) = messages.as_slice().first() {
-                if let Message::Peer { to, .. } = first {
-                    let (to, run) = (*to, run_of(*to, messages.as_slice()));
-                    self.deliver(to, messages.by_ref().take(run));
-                } else if !messages.next().is_none_or(|message| self.obey(message)) {
+            while let Some(message) = messages.next() {
+                if !self.obey(message, &mut messages) {
                     return;
                 }
                 glommio::yield_if_needed().await;
@@ -192,21 +183,18 @@ impl Node {
         }
     }
 
-    /// Peers' messages for one shard.
-    fn deliver(&self, to: ShardId, messages: impl Iterator<Item = Message>) {
-        let executors = self.around.mesh.executors();
-        let shard = &self.shards[to.index() / executors];
-        assert!(shard.id() == to, "a message for {to:?} came to {:?}", shard.id());
-        shard.deliver(messages.filter_map(|message| match message {
-            Message::Peer { from, msg, .. } => Some((from, msg)),
-            _ => None,
-        }));
-    }
-
-    /// False at the end.
-    fn obey(self: &Rc<Self>, message: Message) -> bool {
+    /// Takes with a peer's message those for the same shard right behind it. False at the end.
+    fn obey(self: &Rc<Self>, message: Message, behind: &mut Drain<'_, Message>) -> bool {
         match message {
-            Message::Peer { to, .. } => self.deliver(to, std::iter::once(message)),
+            Message::Peer { from, to, msg } => {
+                let executors = self.around.mesh.executors();
+                let shard = &self.shards[to.index() / executors];
+                assert!(shard.id() == to, "a message for {to:?} came to {:?}", shard.id());
+                let follow = behind.as_slice().iter().take(RUN_MAX - 1);
+                let count = follow.take_while(|next| next.is_for(to)).count();
+                let run = behind.by_ref().take(count).filter_map(Message::of_peer);
+                shard.deliver(std::iter::once((from, msg)).chain(run));
+            }
             Message::Connection(stream) => conn::begin(self, stream),
             Message::Refuse(stream) => conn::refuse(self, stream),
             Message::Keys(keys) => {
