@@ -112,9 +112,9 @@ pub struct EffectRecord<'a> {
 
 impl<'a> EffectRecord<'a> {
     pub fn write(&self, out: &mut Vec<u8>) {
-        out.push(self.kind);
-        out.extend_from_slice(&self.partition.0.to_le_bytes());
-        out.extend_from_slice(&(self.body.len() as u32).to_le_bytes());
+        let mut head = Writer::default();
+        head.u8(self.kind).u64(self.partition.0).u32(self.body.len() as u32);
+        out.extend_from_slice(&head.0);
         out.extend_from_slice(self.body);
     }
 

@@ -113,7 +113,10 @@ impl<B: IoBuf> ReadAhead<B> {
         // One that begins there is too short.
         match self.spans.get(&from) {
             Some(Span { state: State::Coming(_), .. }) => return Look::Alone,
-            Some(Span { state: State::Here(_), .. }) => self.forget(from),
+            Some(Span { state: State::Here(_), .. }) => {
+                self.order.retain(|at| *at != from);
+                self.remove(from);
+            }
             None => {}
         }
         let to = self.bound(wanted, from.byte() + align_down(len, BLOCK), end);
@@ -122,10 +125,10 @@ impl<B: IoBuf> ReadAhead<B> {
         Look::Missing(to - from.byte())
     }
 
-    fn forget(&mut self, from: LogPosition) {
+    /// Takes out one that is here; its place in the order is the caller's.
+    fn remove(&mut self, from: LogPosition) {
         let span = self.spans.remove(&from);
         self.bytes -= span.map_or(0, |span| span.to - from.byte());
-        self.order.retain(|at| *at != from);
     }
 
     /// `to`, but not beyond the end and not into the next span, unless the record itself does.
@@ -163,8 +166,7 @@ impl<B: IoBuf> ReadAhead<B> {
         while self.bytes > self.bytes_max
             && let Some(oldest) = self.order.pop_front()
         {
-            let span = self.spans.remove(&oldest);
-            self.bytes -= span.map_or(0, |span| span.to - oldest.byte());
+            self.remove(oldest);
         }
     }
 }

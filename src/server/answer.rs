@@ -129,21 +129,16 @@ impl Outbox {
 
     pub fn push(&mut self, answer: Answer, asked: Asked, date: &[u8; 29]) {
         let from = self.heads.len();
-        let len = answer.len();
         let mut head = ResponseHead::new(answer.status, date);
         head.content_type = Some(answer.content_type);
-        head.content_length = len as u64;
+        head.content_length = answer.len() as u64;
         head.keep_alive = asked.keep_alive;
         head.http10 = asked.http10;
         head.retry_after = answer.retry_after;
         head.extra = answer.fields;
         http::write_head(&mut self.heads, &head);
-        let head = from..self.heads.len();
-        self.bytes += head.len();
         let mut answer = answer;
-        if http::has_body(asked.method, answer.status) {
-            self.bytes += len;
-        } else {
+        if !http::has_body(asked.method, answer.status) {
             answer.body = Vec::new();
             answer.pieces = Vec::new();
         }
@@ -152,7 +147,8 @@ impl Outbox {
             self.heads.extend_from_slice(&answer.body);
             answer.body = Vec::new();
         }
-        let head = head.start..self.heads.len();
+        let head = from..self.heads.len();
+        self.bytes += head.len() + answer.len();
         self.items.push(Item { head, answer: Some(answer) });
     }
 
