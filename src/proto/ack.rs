@@ -7,11 +7,11 @@
 use std::borrow::Cow;
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 use smallvec::smallvec;
 
 use super::check_budget;
 use super::json::{self, Items, Objects, Text};
+use super::json_scan::{Scan, once};
 use crate::base::ids::PartitionId;
 use crate::base::limits;
 use crate::model::command::{AckItem, AckRequest, AckStatus, QUEUE_MODE};
@@ -22,18 +22,18 @@ use crate::model::reply::AckResult;
 struct WireItem<'a> {
     #[serde(borrow, rename = "transactionId")]
     transaction_id: Cow<'a, str>,
-    #[serde(borrow, rename = "partitionId")]
-    partition_id: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::raw", rename = "partitionId")]
+    partition_id: Option<&'a str>,
     #[serde(borrow)]
     status: Option<Text<'a>>,
     #[serde(borrow, rename = "leaseId")]
     lease_id: Option<Text<'a>>,
     // Raw, because a lone surrogate in it would fail the strict reader and with it the ack.
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::raw")]
+    error: Option<&'a str>,
     // Only the single form has a group here; in a batch the key is nobody's.
-    #[serde(borrow, rename = "consumerGroup")]
-    group: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::raw", rename = "consumerGroup")]
+    group: Option<&'a str>,
 }
 
 #[derive(Deserialize)]
@@ -59,10 +59,25 @@ impl AckBody<'_> {
 
 /// The body of a single ack.
 pub fn decode_one(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
+    scan_one(body).map_or_else(|| decode_any_one(body), Ok)
+}
+
+/// A plain body within the limits.
+fn scan_one(body: &[u8]) -> Option<AckBody<'_>> {
+    let (item, group) = Scan::all(body, scan_item)?;
+    let named = match group {
+        Some(json) => Some(Scan::all(json.as_bytes(), Scan::text)?),
+        None => None,
+    };
+    Some(AckBody { group: check_group(named.map(Text::from)).ok()?, items: smallvec![item] })
+}
+
+/// Any body, and what is wrong with it.
+fn decode_any_one(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
     let wire: WireItem<'_> = json::read_object(body)?;
     let named = match wire.group {
         None => None,
-        Some(raw) => match serde_json::from_str::<Text<'_>>(raw.get()) {
+        Some(raw) => match serde_json::from_str::<Text<'_>>(raw) {
             Ok(group) => Some(group),
             Err(error) => return Err(json::bad_body(&error)),
         },
@@ -72,6 +87,47 @@ pub fn decode_one(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
 
 /// The body of a batch: one group for all items.
 pub fn decode_batch(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
+    scan_batch(body).map_or_else(|| decode_any_batch(body), Ok)
+}
+
+/// A plain batch within the limits.
+fn scan_batch(body: &[u8]) -> Option<AckBody<'_>> {
+    Scan::all(body, |scan| {
+        let (mut items, mut group) = (None, None);
+        scan.object(|scan, key| match key {
+            "acknowledgments" => once(&mut items, scan.items(|scan| Some(scan_item(scan)?.0))?),
+            "consumerGroup" => once(&mut group, scan.text_or_null()?),
+            _ => scan.value().map(drop),
+        })?;
+        Some(AckBody { group: check_group(group.flatten().map(Text::from)).ok()?, items: items? })
+    })
+}
+
+/// An item, and the JSON text of the group that stands in it.
+fn scan_item<'a>(scan: &mut Scan<'a>) -> Option<(AckItem<'a>, Option<&'a str>)> {
+    let (mut transaction_id, mut partition_id, mut status) = (None, None, None);
+    let (mut lease_id, mut error, mut group) = (None, None, None);
+    scan.object(|scan, key| match key {
+        "transactionId" => once(&mut transaction_id, scan.text()?),
+        "partitionId" => once(&mut partition_id, scan.value_or_null()?),
+        "status" => once(&mut status, scan.text_or_null()?),
+        "leaseId" => once(&mut lease_id, scan.text_or_null()?),
+        "error" => once(&mut error, scan.value_or_null()?),
+        "consumerGroup" => once(&mut group, scan.value_or_null()?),
+        _ => scan.value().map(drop),
+    })?;
+    let item = AckItem {
+        transaction_id: transaction_id?.into(),
+        partition_id: partition_id.flatten().and_then(self::partition_id),
+        status: self::status(status.flatten()),
+        lease_id: lease_id.flatten().unwrap_or("").into(),
+        error: error.flatten().map(|json| cut(json::lenient_text(json))),
+    };
+    Some((item, group.flatten()))
+}
+
+/// Any batch, and what is wrong with it.
+fn decode_any_batch(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
     let wire: WireBatch<'_> = json::read_object(body)?;
     let group = check_group(wire.group)?;
     let items = wire.acknowledgments.0.into_iter().map(WireItem::into_item).collect();
@@ -111,7 +167,7 @@ pub(super) fn status(word: Option<&str>) -> AckStatus {
 }
 
 /// Decimal digits, as a string or as a number.
-pub(super) fn partition_id(raw: &RawValue) -> Option<PartitionId> {
+pub(super) fn partition_id(raw: &str) -> Option<PartitionId> {
     let text = json::lenient_text(raw);
     if !text.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -176,6 +232,7 @@ fn write_bool(out: &mut Vec<u8>, value: bool) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::json_check::tests::mutations;
     use super::*;
     use crate::model::error::ErrorCode;
 
@@ -219,6 +276,28 @@ mod tests {
         assert_eq!(read.group, QUEUE_MODE);
         assert_eq!(*read.items, [want.clone(), want]);
         assert!(decode_batch(b"{\"acknowledgments\":[]}").unwrap().items.is_empty());
+    }
+
+    #[test]
+    fn what_is_scanned_is_what_the_general_reader_reads() {
+        let item = r#"{"transactionId":"t","partitionId":"7","status":"retry","leaseId":"l",
+            "error":{"a":[1,"\u0041"]},"consumerGroup":"g","more":[null,-1.5e3]}"#;
+        let plain = r#"{"transactionId":"é","partitionId":12,"error":"why\n","status":null}"#;
+        let batch =
+            format!(r#"{{"consumerGroup":"g","acknowledgments":[{item},{plain}],"x":{{}}}}"#);
+        assert!(scan_one(item.as_bytes()).is_some() && scan_batch(batch.as_bytes()).is_some());
+        let mut scanned = 0;
+        for body in mutations(&[item, plain, &batch], 60_000) {
+            if let Some(read) = scan_one(&body) {
+                assert_eq!(Ok(read), decode_any_one(&body), "{}", body.escape_ascii());
+                scanned += 1;
+            }
+            if let Some(read) = scan_batch(&body) {
+                assert_eq!(Ok(read), decode_any_batch(&body), "{}", body.escape_ascii());
+                scanned += 1;
+            }
+        }
+        assert!(scanned > 10_000, "{scanned}");
     }
 
     #[test]

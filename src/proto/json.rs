@@ -19,12 +19,19 @@ use crate::model::error::{ErrorCode, Refusal};
 
 /// A string that borrows from the body unless it holds an escape. `Option<Text>` borrows too,
 /// which `Option<Cow<str>>` does not: serde's borrowing stops at the `Option`.
-#[derive(Deserialize)]
+#[derive(Deserialize, PartialEq, Debug)]
 #[serde(transparent)]
 pub struct Text<'a>(#[serde(borrow)] pub Cow<'a, str>);
 
+impl<'a> From<&'a str> for Text<'a> {
+    fn from(text: &'a str) -> Self {
+        Self(Cow::Borrowed(text))
+    }
+}
+
 /// A value that must be a JSON object. A derived struct alone also reads an array, field by
 /// field, which no client of this wire means.
+#[derive(PartialEq, Debug)]
 pub struct Object<T>(pub T);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
@@ -46,8 +53,8 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Object<T> {
     }
 }
 
-/// A list that is mostly short: up to four allocate nothing, and many not often.
-pub type Items<T> = SmallVec<[T; 4]>;
+/// A list that is mostly of length one: that one allocates nothing, and many not often.
+pub type Items<T> = SmallVec<[T; 1]>;
 
 /// A JSON array of objects.
 pub struct Objects<T>(pub Items<T>);
@@ -96,10 +103,19 @@ pub fn bad_body(error: &serde_json::Error) -> Refusal {
     Refusal::new(ErrorCode::BadBody, format!("the body cannot be read: {error}"))
 }
 
-/// The text of a raw JSON value, for keys where any answer beats a refusal: a string is
+/// The JSON text of a value; `None` for a null, as where there is none.
+pub fn raw<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de str>, D::Error> {
+    Ok(<Option<&RawValue>>::deserialize(from)?.map(RawValue::get))
+}
+
+/// The JSON text of a value, of a null too: only a key that is absent has none.
+pub fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de str>, D::Error> {
+    <&RawValue>::deserialize(from).map(|value| Some(value.get()))
+}
+
+/// The text of a JSON value, for keys where any answer beats a refusal: a string is
 /// unescaped with lone surrogates replaced by U+FFFD, any other value is its own JSON text.
-pub fn lenient_text(raw: &RawValue) -> Cow<'_, str> {
-    let json = raw.get();
+pub fn lenient_text(json: &str) -> Cow<'_, str> {
     let Some(inner) = json.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else {
         return Cow::Borrowed(json);
     };
@@ -420,10 +436,7 @@ mod tests {
 
     #[test]
     fn lenient_text_agrees_with_the_strict_reader_and_replaces_lone_surrogates() {
-        let text = |json: &str| {
-            let raw = RawValue::from_string(json.to_owned()).unwrap();
-            lenient_text(&raw).into_owned()
-        };
+        let text = |json: &str| lenient_text(json).into_owned();
         let escapes = r#""a\"\\\/\b\f\n\r\tz""#;
         for json in ["\"\"", escapes, r#""\u00e9\ud83e\udd80x\u0000""#, "\"é\""] {
             assert_eq!(text(json), serde_json::from_str::<String>(json).unwrap(), "{json}");

@@ -2,9 +2,11 @@
 //!
 //! Every payload that a client frames itself passes here, so this is one of the hot loops: one
 //! pass, no recursion (depth costs a bit each, not stack), no allocation up to a depth of
-//! [`INLINE_DEPTH`], and strings, which most payload bytes are, sixteen bytes a step. Bytes beyond
-//! ASCII can only stand in strings and do not look like anything else there, so UTF-8 is checked
-//! afterwards, and only where there were any.
+//! [`INLINE_DEPTH`]. Strings, which most payload bytes are, are not read: where they end is known
+//! from a bit for each of the next sixty-four bytes, made from sixteen at a time ([`Marks`]), so
+//! that the processor need not wait for one string's bytes to know where to look for the next's.
+//! Bytes beyond ASCII can only stand in strings and do not look like anything else there, so UTF-8
+//! is checked afterwards, and only where there were any.
 
 use smallvec::SmallVec;
 use wide::{CmpEq, CmpLt, i8x16};
@@ -14,8 +16,9 @@ const INLINE_DEPTH: usize = 256;
 
 /// True exactly for one document, white space around it included.
 pub fn is_document(bytes: &[u8]) -> bool {
-    let mut high = 0;
-    document(bytes, &mut high).is_some() && (high == 0 || std::str::from_utf8(bytes).is_ok())
+    let mut marks = Marks::of(bytes);
+    let end = value(bytes, 0, &mut marks).map(|end| space(bytes, end));
+    end == Some(bytes.len()) && (!marks.beyond_ascii() || std::str::from_utf8(bytes).is_ok())
 }
 
 /// The containers that stand open around the innermost: a bit for each, set for an object.
@@ -46,12 +49,11 @@ impl Open {
 // The functions below take a place and return the one behind what they have read: passed by
 // value it stays in a register, where a field of a struct would be written back at each byte.
 
-/// `high` gets a bit set where a string held one beyond ASCII.
-fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
+/// A value that begins at `at`, white space before it included.
+pub(super) fn value(bytes: &[u8], mut at: usize, marks: &mut Marks<'_>) -> Option<usize> {
     let mut open = Open::default();
     // Whether the innermost container is an object; `None` outside of all.
     let mut object: Option<bool> = None;
-    let mut at = 0;
     loop {
         // A value begins here.
         at = space(bytes, at);
@@ -64,7 +66,7 @@ fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
                     at += 1;
                 } else {
                     object.replace(true).into_iter().for_each(|outer| open.push(outer));
-                    at = key(bytes, at, high)?;
+                    at = key(bytes, at, marks)?;
                     continue;
                 }
             }
@@ -77,7 +79,7 @@ fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
                     continue;
                 }
             }
-            b'"' => at = string(bytes, at, high)?,
+            b'"' => at = string(bytes, at, marks)?,
             b't' => at = word(bytes, at, b"rue")?,
             b'f' => at = word(bytes, at, b"alse")?,
             b'n' => at = word(bytes, at, b"ull")?,
@@ -86,15 +88,13 @@ fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
         }
         // One has ended: what may follow depends on what it stood in.
         loop {
+            let Some(in_object) = object else { return Some(at) };
             at = space(bytes, at);
-            let Some(in_object) = object else {
-                return (at == bytes.len()).then_some(());
-            };
             let next = *bytes.get(at)?;
             at += 1;
             match next {
                 b',' if in_object => {
-                    at = key(bytes, at, high)?;
+                    at = key(bytes, at, marks)?;
                     break;
                 }
                 b',' => break,
@@ -106,8 +106,8 @@ fn document(bytes: &[u8], high: &mut u64) -> Option<()> {
     }
 }
 
-#[inline]
-fn space(bytes: &[u8], mut at: usize) -> usize {
+#[inline(always)]
+pub(super) fn space(bytes: &[u8], mut at: usize) -> usize {
     while let Some(b' ' | b'\n' | b'\r' | b'\t') = bytes.get(at) {
         at += 1;
     }
@@ -115,73 +115,116 @@ fn space(bytes: &[u8], mut at: usize) -> usize {
 }
 
 /// A name and its colon.
-#[inline]
-fn key(bytes: &[u8], at: usize, high: &mut u64) -> Option<usize> {
+#[inline(always)]
+fn key(bytes: &[u8], at: usize, marks: &mut Marks<'_>) -> Option<usize> {
     let at = space(bytes, at);
     if *bytes.get(at)? != b'"' {
         return None;
     }
-    let at = space(bytes, string(bytes, at + 1, high)?);
+    let at = space(bytes, string(bytes, at + 1, marks)?);
     (*bytes.get(at)? == b':').then_some(at + 1)
 }
 
-fn word(bytes: &[u8], at: usize, rest: &[u8]) -> Option<usize> {
+pub(super) fn word(bytes: &[u8], at: usize, rest: &[u8]) -> Option<usize> {
     let end = at + rest.len();
     (bytes.get(at..end)? == rest).then_some(end)
 }
 
 /// The rest of a string, its closing quote included.
-#[inline]
-fn string(bytes: &[u8], mut at: usize, high: &mut u64) -> Option<usize> {
-    let mut seen = 0;
+#[inline(always)]
+fn string(bytes: &[u8], mut at: usize, marks: &mut Marks<'_>) -> Option<usize> {
     loop {
-        // The place of the next special byte, as far as whole blocks reach.
-        for block in bytes.get(at..)?.as_chunks::<BLOCK>().0 {
-            let found = block_of(block);
-            if found.special == 0 {
-                seen |= found.high;
-                at += BLOCK;
-                continue;
-            }
-            // Bytes before the first special one; what lies behind it is seen again.
-            seen |= found.high & (found.special ^ (found.special - 1));
-            at += found.special.trailing_zeros() as usize;
-            break;
-        }
-        let byte = *bytes.get(at)?;
-        at += 1;
-        match byte {
-            b'"' => {
-                *high |= seen;
-                return Some(at);
-            }
-            b'\\' => at = escape(bytes, at)?,
-            0..0x20 => return None,
-            _ => seen |= u64::from(byte >> 7),
+        at = marks.next(at)?;
+        match *bytes.get(at)? {
+            b'"' => return Some(at + 1),
+            b'\\' => at = escape(bytes, at + 1)?,
+            // A control character.
+            _ => return None,
         }
     }
 }
 
-/// What some bytes are, a bit for each, the lowest for the first.
-struct Found {
-    /// A quote, a backslash or a control character.
+/// Bytes that are marked together.
+const BLOCK: usize = 64;
+/// Bytes of a vector.
+const LANES: usize = 16;
+
+/// Where in some bytes those stand that mean something inside a string: quotes, backslashes and
+/// control characters. One block is known at a time, and the next looked at when it is asked for.
+pub(super) struct Marks<'a> {
+    bytes: &'a [u8],
+    /// Which block is known.
+    block: usize,
+    /// Of its bytes a bit each, the lowest for the first.
     special: u64,
-    /// Beyond ASCII. Exact up to the first special byte.
-    high: u64,
+    /// The highest bit of each is set where a byte of a known block had it.
+    high: i8x16,
 }
 
-/// Bytes of a string that are looked at in one step.
-const BLOCK: usize = 16;
+impl<'a> Marks<'a> {
+    pub(super) fn of(bytes: &'a [u8]) -> Self {
+        let mut marks = Self { bytes, block: 0, special: 0, high: i8x16::splat(0) };
+        marks.look(0);
+        marks
+    }
 
-#[inline]
-fn block_of(block: &[u8; BLOCK]) -> Found {
-    let all = i8x16::new(block.map(u8::cast_signed));
-    let equal = |byte: u8| all.cmp_eq(i8x16::splat(byte.cast_signed()));
-    let bits = |lanes: i8x16| u64::from(lanes.move_mask().cast_unsigned());
-    let high = bits(all);
-    // Signed, so that what is beyond ASCII is below as well.
-    let below = bits(all.cmp_lt(i8x16::splat(0x20))) & !high;
-    Found { special: bits(equal(b'"') | equal(b'\\')) | below, high }
+    /// The first such byte at `at` or behind it.
+    #[inline(always)]
+    pub(super) fn next(&mut self, at: usize) -> Option<usize> {
+        if at / BLOCK != self.block {
+            self.look(at / BLOCK)?;
+        }
+        let mut special = self.special & u64::MAX << (at % BLOCK);
+        while special == 0 {
+            self.look(self.block + 1)?;
+            special = self.special;
+        }
+        Some(self.block * BLOCK + special.trailing_zeros() as usize)
+    }
+
+    /// Gets to know a block, if there is one.
+    #[inline(always)]
+    fn look(&mut self, block: usize) -> Option<()> {
+        let rest = self.bytes.get(block * BLOCK..).filter(|rest| !rest.is_empty())?;
+        self.block = block;
+        self.special = match rest.first_chunk() {
+            Some(whole) => self.mark(whole),
+            // The end of the bytes: read with what stands before it, or else with nothing behind.
+            None => match self.bytes.last_chunk() {
+                Some(last) => self.mark(last) >> (BLOCK - rest.len()),
+                None => {
+                    let mut padded = [b' '; BLOCK];
+                    padded[..rest.len()].copy_from_slice(rest);
+                    self.mark(&padded)
+                }
+            },
+        };
+        Some(())
+    }
+
+    #[inline(always)]
+    fn mark(&mut self, block: &[u8; BLOCK]) -> u64 {
+        // From the last to the first, one after the other: for a sum of four shifted masks the
+        // compiler takes each mask apart into its bits.
+        let parts = block.as_chunks::<LANES>().0.iter().rev();
+        parts.fold(0, |special, lanes| special << LANES | u64::from(self.mark_lanes(lanes)))
+    }
+
+    #[inline(always)]
+    fn mark_lanes(&mut self, lanes: &[u8; LANES]) -> u32 {
+        let all = i8x16::new(lanes.map(u8::cast_signed));
+        let equal = |byte: u8| all.cmp_eq(i8x16::splat(byte.cast_signed()));
+        // Without the bytes beyond ASCII, which are less than nothing here.
+        let below = all.cmp_lt(i8x16::splat(0x20)) & !all;
+        self.high |= all;
+        (equal(b'"') | equal(b'\\') | below).move_mask().cast_unsigned()
+    }
+
+    /// A known block held a byte beyond ASCII. All of them are known to who has read all strings;
+    /// elsewhere no such byte can stand.
+    fn beyond_ascii(&self) -> bool {
+        self.high.move_mask() != 0
+    }
 }
 
 fn escape(bytes: &[u8], at: usize) -> Option<usize> {
@@ -233,9 +276,34 @@ fn some_digits(bytes: &[u8], at: usize) -> Option<usize> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
     use crate::base::prng::Prng;
+
+    /// Bodies that differ from one of `seeds` in a few bytes.
+    pub fn mutations(seeds: &[&str], count: usize) -> impl Iterator<Item = Vec<u8>> {
+        const BYTES: &[u8] = b"{}[]\",:\\ 0123456789.eE+-truefalsn/u\n\x00\x7f\x80\xc3\xa9\xff";
+        let mut prng = Prng::new(11);
+        (0..count).map(move |round| {
+            let mut bytes = seeds[round % seeds.len()].as_bytes().to_vec();
+            for _ in 0..=prng.below(3) {
+                if bytes.len() < 2 {
+                    break;
+                }
+                let at = prng.below(bytes.len() as u64 - 1) as usize;
+                let byte = BYTES[prng.below(BYTES.len() as u64) as usize];
+                match prng.below(5) {
+                    0 => bytes[at] = byte,
+                    1 => bytes.insert(at, byte),
+                    2 => _ = bytes.remove(at),
+                    3 => bytes.swap(at, at + 1),
+                    _ if prng.chance(10) => bytes.truncate(at.max(2)),
+                    _ => {}
+                }
+            }
+            bytes
+        })
+    }
 
     /// A slower reading of the same grammar by others.
     fn reference(bytes: &[u8]) -> bool {
@@ -304,6 +372,25 @@ mod tests {
     }
 
     #[test]
+    fn each_byte_of_a_string_counts_wherever_it_stands() {
+        for len in 0..200 {
+            let plain = format!("[\"{}\"]", "a".repeat(len)).into_bytes();
+            assert!(is_document(&plain), "{len}");
+            for at in 2..2 + len {
+                for byte in [b'"', b'\\', 0x1f, 0x00, 0x80, b' ', 0x7f] {
+                    let mut bytes = plain.clone();
+                    bytes[at] = byte;
+                    assert_eq!(
+                        is_document(&bytes),
+                        reference(&bytes),
+                        "{byte:#x} at {at} of {len}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
     fn depth_costs_no_stack() {
         for (open, close) in [("[", "]"), ("{\"a\":", "}")] {
             let depth = 100_000;
@@ -320,21 +407,9 @@ mod tests {
             r#"{"order":12,"lines":[{"sku":"A-1","n":-3.5e2},{"sku":"B \" \\ \n","ok":true}]}"#,
             r#"[null, "\u12Ab", {"": [false, [], {}]}, 0.0, "ééééééééé", 123456789]"#,
             r#""a plain string, long enough for several words of eight bytes""#,
+            r#"{"a string that ends in the second block of sixty-four bytes":"and one that ends in the third of them, behind an \"escape\"", "é":[1.5]}"#,
         ];
-        let alphabet = b"{}[]\",:\\ 0123456789.eE+-truefalsn/u\n\x00\x7f\x80\xc3\xa9\xff";
-        let mut prng = Prng::new(11);
-        for round in 0..40_000 {
-            let mut bytes = seeds[round % seeds.len()].as_bytes().to_vec();
-            for _ in 0..=prng.below(3) {
-                let at = prng.below(bytes.len() as u64 - 1) as usize;
-                let byte = alphabet[prng.below(alphabet.len() as u64) as usize];
-                match prng.below(4) {
-                    0 => bytes[at] = byte,
-                    1 => bytes.insert(at, byte),
-                    2 => _ = bytes.remove(at),
-                    _ => bytes.truncate(at.max(2)),
-                }
-            }
+        for bytes in mutations(&seeds, 60_000) {
             assert_eq!(is_document(&bytes), reference(&bytes), "{}", bytes.escape_ascii());
         }
     }

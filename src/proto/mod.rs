@@ -18,6 +18,7 @@ pub mod groups;
 pub mod health;
 pub mod json;
 mod json_check;
+mod json_scan;
 pub mod lease;
 pub mod loads;
 pub mod messages;

@@ -1,7 +1,6 @@
 //! Trace events: recording one, and the listings.
 
 use serde::Deserialize;
-use serde_json::value::RawValue;
 
 use super::json::{self, Fields, Text};
 use super::messages::{page, partition_id, write_partition_id};
@@ -16,25 +15,24 @@ use crate::model::inspect::{NewTrace, Page, TraceName, TraceQuery, TraceRow, Tra
 struct Body<'a> {
     #[serde(borrow, alias = "transaction_id")]
     transaction_id: Option<Text<'a>>,
-    #[serde(borrow, alias = "partition_id")]
-    partition_id: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::raw", alias = "partition_id")]
+    partition_id: Option<&'a str>,
     #[serde(borrow, alias = "consumer_group")]
     consumer_group: Option<Text<'a>>,
-    #[serde(borrow, alias = "trace_names", alias = "names")]
-    trace_names: Option<&'a RawValue>,
+    #[serde(
+        borrow,
+        default,
+        deserialize_with = "json::raw",
+        alias = "trace_names",
+        alias = "names"
+    )]
+    trace_names: Option<&'a str>,
     #[serde(borrow, alias = "event_type", alias = "type")]
     event_type: Option<Text<'a>>,
     #[serde(borrow, alias = "workerId", alias = "worker_id")]
     worker: Option<Text<'a>>,
-    #[serde(borrow, default, deserialize_with = "even_null")]
-    data: Option<&'a RawValue>,
-}
-
-/// A JSON null is a value; only a key that is absent is none.
-fn even_null<'de: 'a, 'a, D: serde::Deserializer<'de>>(
-    deserializer: D,
-) -> Result<Option<&'a RawValue>, D::Error> {
-    <&RawValue>::deserialize(deserializer).map(Some)
+    #[serde(borrow, default, deserialize_with = "json::present")]
+    data: Option<&'a str>,
 }
 
 fn bad(text: &'static str) -> Refusal {
@@ -72,7 +70,7 @@ pub fn decode(body: &[u8]) -> Result<Recording, Refusal> {
         event_type: bounded(body.event_type, Some("info"))?.unwrap_or_default(),
         worker: bounded(body.worker, None)?,
         names: names(body.trace_names)?,
-        data: data.get().as_bytes().to_vec(),
+        data: data.as_bytes().to_vec(),
     };
     if trace.transaction_id.len() > limits::TRANSACTION_ID_BYTES_MAX {
         return Err(bad("transactionId is longer than 65535 bytes"));
@@ -87,9 +85,9 @@ pub fn decode(body: &[u8]) -> Result<Recording, Refusal> {
 }
 
 /// An array of texts, or one text; anything else is ignored, as clients send what they like.
-fn names(raw: Option<&RawValue>) -> Result<Vec<String>, Refusal> {
+fn names(raw: Option<&str>) -> Result<Vec<String>, Refusal> {
     let Some(raw) = raw else { return Ok(Vec::new()) };
-    let mut names = match serde_json::from_str::<serde_json::Value>(raw.get()) {
+    let mut names = match serde_json::from_str::<serde_json::Value>(raw) {
         Ok(serde_json::Value::String(name)) => vec![name],
         Ok(serde_json::Value::Array(names)) => {
             names.into_iter().filter_map(|name| name.as_str().map(str::to_owned)).collect()

@@ -12,11 +12,12 @@
 use std::borrow::Cow;
 
 use bytes::Bytes;
-use serde::{Deserialize, Deserializer};
-use serde_json::value::RawValue;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
 use super::ack;
 use super::json::{self, Fields, Object, Text};
+use super::json_scan::{Scan, once};
 use super::push::{self, Label};
 use super::push_binary::{FramedBody, Labels};
 use crate::base::uuid;
@@ -69,7 +70,7 @@ pub struct Transaction<'a> {
 
 /// Reads a JSON body.
 pub fn decode(body: &[u8]) -> Result<Transaction<'_>, Unusable> {
-    let wire: WireTransaction<'_> = json::read_object(body).map_err(Unusable::of)?;
+    let wire = WireTransaction::of(body)?;
     if wire.is_empty() {
         return Err(Unusable::Senseless("the transaction has no parts"));
     }
@@ -99,7 +100,7 @@ impl<'a> Framed<'a> {
         let behind = (u32::from_le_bytes(*head_bytes) as usize).saturating_add(9);
         let head = body.get(9..behind).ok_or_else(short)?;
         let head = if head.is_empty() { &b"{}"[..] } else { head };
-        let wire: WireTransaction<'_> = json::read_object(head).map_err(Unusable::of)?;
+        let wire = WireTransaction::of(head)?;
         let groups = FramedBody::behind(body, behind, producer).map_err(Unusable::of)?;
         let transaction = wire.read()?;
         let counts = flags & FLAG_COUNTS != 0;
@@ -143,22 +144,19 @@ pub struct TransactionLabels<'a> {
     counts: bool,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, Default, PartialEq, Debug)]
 struct WireTransaction<'a> {
     #[serde(borrow)]
     operations: Option<Vec<Object<WireOperation<'a>>>>,
     #[serde(borrow, rename = "requiredLeases")]
     required_leases: Option<Vec<Text<'a>>>,
-    #[serde(borrow)]
-    kv: Option<Vec<&'a RawValue>>,
-    #[serde(borrow)]
-    timers: Option<Vec<&'a RawValue>>,
-    #[serde(borrow)]
-    positions: Option<Vec<&'a RawValue>>,
+    kv: Option<Vec<IgnoredAny>>,
+    timers: Option<Vec<IgnoredAny>>,
+    positions: Option<Vec<IgnoredAny>>,
 }
 
 /// An operation, or an item of a push: a push may hold its one item inline.
-#[derive(Deserialize)]
+#[derive(Deserialize, Default, PartialEq, Debug)]
 struct WireOperation<'a> {
     #[serde(borrow, rename = "type")]
     kind: Option<Text<'a>>,
@@ -169,31 +167,57 @@ struct WireOperation<'a> {
     #[serde(borrow)]
     partition: Option<Text<'a>>,
     // Present and `null` is a payload; absent is none.
-    #[serde(borrow, default, deserialize_with = "present")]
-    payload: Option<&'a RawValue>,
-    #[serde(borrow, default, deserialize_with = "present")]
-    data: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::present")]
+    payload: Option<&'a str>,
+    #[serde(borrow, default, deserialize_with = "json::present")]
+    data: Option<&'a str>,
     #[serde(borrow, rename = "transactionId")]
     transaction_id: Option<Text<'a>>,
-    #[serde(borrow, rename = "traceId")]
-    trace_id: Option<&'a RawValue>,
-    #[serde(borrow, rename = "partitionId")]
-    partition_id: Option<&'a RawValue>,
+    #[serde(borrow, default, deserialize_with = "json::raw", rename = "traceId")]
+    trace_id: Option<&'a str>,
+    #[serde(borrow, default, deserialize_with = "json::raw", rename = "partitionId")]
+    partition_id: Option<&'a str>,
     #[serde(borrow, rename = "consumerGroup")]
     group: Option<Text<'a>>,
     #[serde(borrow, rename = "leaseId")]
     lease_id: Option<Text<'a>>,
     #[serde(borrow)]
     status: Option<Text<'a>>,
-    #[serde(borrow)]
-    error: Option<&'a RawValue>,
-}
-
-fn present<'de, D: Deserializer<'de>>(from: D) -> Result<Option<&'de RawValue>, D::Error> {
-    <&RawValue>::deserialize(from).map(Some)
+    #[serde(borrow, default, deserialize_with = "json::raw")]
+    error: Option<&'a str>,
 }
 
 impl<'a> WireTransaction<'a> {
+    fn of(json: &'a [u8]) -> Result<Self, Unusable> {
+        match Self::scan(json) {
+            Some(wire) => Ok(wire),
+            None => json::read_object(json).map_err(Unusable::of),
+        }
+    }
+
+    /// A plain body without riders.
+    fn scan(json: &'a [u8]) -> Option<Self> {
+        Scan::all(json, |scan| {
+            let mut wire = Self::default();
+            scan.object(|scan, key| match key {
+                "operations" => {
+                    let operations = WireOperation::scan_all(scan, WireOperation::scan_field)?;
+                    once(&mut wire.operations, operations)
+                }
+                "requiredLeases" => {
+                    let mut leases = Vec::new();
+                    scan.array(|scan| {
+                        leases.push(Text::from(scan.text()?));
+                        Some(())
+                    })?;
+                    once(&mut wire.required_leases, leases)
+                }
+                _ => None,
+            })?;
+            Some(wire)
+        })
+    }
+
     fn is_empty(&self) -> bool {
         self.operations.as_ref().is_none_or(Vec::is_empty) && self.rider().is_none()
     }
@@ -241,6 +265,49 @@ impl<'a> WireTransaction<'a> {
 }
 
 impl<'a> WireOperation<'a> {
+    /// An array of them, each key read by `field`.
+    fn scan_all(
+        scan: &mut Scan<'a>,
+        field: fn(&mut Self, &mut Scan<'a>, &str) -> Option<()>,
+    ) -> Option<Vec<Object<Self>>> {
+        let mut all = Vec::new();
+        scan.array(|scan| {
+            let mut one = Self::default();
+            scan.object(|scan, key| field(&mut one, scan, key))?;
+            all.push(Object(one));
+            Some(())
+        })?;
+        Some(all)
+    }
+
+    fn scan_field(&mut self, scan: &mut Scan<'a>, key: &str) -> Option<()> {
+        match key {
+            "items" => once(&mut self.items, Self::scan_all(scan, Self::scan_item_field)?),
+            _ => self.scan_item_field(scan, key),
+        }
+    }
+
+    /// Without items of its own. A null is given up on, but for a payload's.
+    fn scan_item_field(&mut self, scan: &mut Scan<'a>, key: &str) -> Option<()> {
+        let text = match key {
+            "type" => &mut self.kind,
+            "queue" => &mut self.queue,
+            "partition" => &mut self.partition,
+            "transactionId" => &mut self.transaction_id,
+            "consumerGroup" => &mut self.group,
+            "leaseId" => &mut self.lease_id,
+            "status" => &mut self.status,
+            "payload" => return once(&mut self.payload, scan.value()?),
+            "data" => return once(&mut self.data, scan.value()?),
+            "traceId" => return once(&mut self.trace_id, scan.value_or_null()??),
+            "partitionId" => return once(&mut self.partition_id, scan.value_or_null()??),
+            "error" => return once(&mut self.error, scan.value_or_null()??),
+            "items" => return None,
+            _ => return scan.value().map(drop),
+        };
+        once(text, scan.text()?.into())
+    }
+
     /// Several items, or the one that stands inline.
     fn items(mut self) -> Vec<Self> {
         match self.items.take() {
@@ -392,10 +459,36 @@ fn encode_push(label: Label<'_>, result: &PushResult, fields: &mut Fields<'_>) {
 
 #[cfg(test)]
 mod tests {
+    use super::super::json_check::tests::mutations;
     use super::*;
     use crate::base::ids::{MessageId, Offset, PartitionId};
     use crate::model::command::AckStatus;
     use crate::model::transaction::{Rollback, TransactionId};
+
+    #[test]
+    fn what_is_scanned_is_what_the_general_reader_reads() {
+        let push = r#"{"type":"push","items":[{"queue":"q","payload":{"a":1},"transactionId":"t"},{"queue":"é","partition":"p","data":null,"traceId":"x"}]}"#;
+        let ack = r#"{"type":"ack","transactionId":"t","partitionId":"7","consumerGroup":"g","leaseId":"l","status":"completed","error":"e\\"}"#;
+        let bodies = [
+            format!(r#"{{"operations":[{push},{ack}],"requiredLeases":["a","b"]}}"#),
+            format!(
+                r#"{{"requiredLeases":[],"operations":[{ack}, {{"type":"push","queue":"q","payload":1,"x":[]}}]}}"#
+            ),
+            "{}".to_owned(),
+        ];
+        let scan = |body: &[u8]| WireTransaction::scan(body).is_some();
+        bodies.iter().for_each(|body| assert!(scan(body.as_bytes()), "{body}"));
+        let bodies = bodies.each_ref().map(String::as_str);
+        let mut scanned = 0;
+        for body in mutations(&bodies, 60_000) {
+            if let Some(read) = WireTransaction::scan(&body) {
+                let other = json::read_object::<WireTransaction<'_>>(&body);
+                assert_eq!(Ok(read), other, "{}", body.escape_ascii());
+                scanned += 1;
+            }
+        }
+        assert!(scanned > 10_000, "{scanned}");
+    }
 
     fn read(body: &str) -> Transaction<'_> {
         decode(body.as_bytes()).unwrap()
