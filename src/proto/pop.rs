@@ -219,6 +219,9 @@ fn write_autopilot(chosen: Autopilot, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
+/// Room that is asked for ahead of the batch that will need it.
+const RESERVE_AHEAD: usize = 64 << 10;
+
 /// Keys, id and time of a message in JSON, beside what its frame and its claim bring.
 const MESSAGE_BYTES: usize = 160;
 
@@ -274,10 +277,13 @@ impl<B: IoBuf> MessageWriter<'_, B> {
         let (start, last) = (self.claim.start.0, self.claim.end.0);
         // All of the batch is the common case; of one that overhangs, its share.
         let shown = end.min(last.saturating_add(1)).saturating_sub(first.max(start)) as usize;
-        let share = rest.len() * shown / (head.count as usize).max(1);
-        out.reserve(
-            share + shown * (self.around.middle.len() + self.around.end.len() + MESSAGE_BYTES),
-        );
+        let each = rest.len() / (head.count as usize).max(1)
+            + self.around.middle.len()
+            + self.around.end.len()
+            + MESSAGE_BYTES;
+        // The claim's later batches are probably like this one, and asking once is cheaper.
+        let later = last.saturating_add(1).saturating_sub(end.max(start)) as usize;
+        out.reserve(shown * each + later.saturating_mul(each).min(RESERVE_AHEAD));
         for offset in first..end {
             if offset > last {
                 break;
