@@ -1,9 +1,9 @@
 //! Which transaction ids were stored lately: fingerprints to offsets, kept by time.
 //!
 //! A hash table split into independent parts, so that growing touches one part at a
-//! time and no step of the core stalls on a rehash of everything. A part grows by a quarter: all
-//! parts fill alike, and with doubling all of them would stand half empty at once. An entry is 16
-//! bytes:
+//! time and no step of the core stalls on a rehash of everything. A part grows by a half: all
+//! parts fill alike, and with doubling all of them would stand half empty at once; by less, and an
+//! entry is moved more often than it is worth. An entry is 16 bytes:
 //! 8 of key (fingerprint mixed with the partition), 8 of offset and coarse time. Entries leave
 //! by a sweep that follows the clock, without anybody touching their partition.
 //!
@@ -25,8 +25,8 @@ const TIME_MASK: u64 = (1 << (64 - OFFSET_BITS)) - 1;
 const PARTS: usize = 256;
 const GROUP: usize = 16;
 /// Of sixteen places in a part, at most these are taken. More, and ids overflow into the groups
-/// behind their own; fewer, and memory lies idle.
-const FULL: usize = 15;
+/// behind their own, whose memory nobody has fetched; fewer, and memory lies idle.
+const FULL: usize = 14;
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 struct Entry {
@@ -167,7 +167,7 @@ fn first_of(places: u128) -> usize {
 impl Part {
     fn insert(&mut self, entry: Entry) {
         if self.used + 1 > self.groups.len() * FULL {
-            self.rebuild(self.groups.len() + (self.groups.len() / 4).max(1), |_| true);
+            self.rebuild(self.groups.len() + (self.groups.len() / 2).max(1), |_| true);
         }
         self.place(entry);
     }
