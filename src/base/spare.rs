@@ -47,6 +47,12 @@ impl<T: Reuse> Spare<T> {
     }
 }
 
+impl<T: Reuse> Reuse for Box<T> {
+    fn empty(&mut self) -> usize {
+        size_of::<T>() + (**self).empty()
+    }
+}
+
 impl<T> Reuse for Vec<T> {
     fn empty(&mut self) -> usize {
         self.clear();

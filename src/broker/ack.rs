@@ -60,7 +60,7 @@ pub(super) struct AckJob {
     from: ShardId,
     task: TaskId,
     group: String,
-    acks: PeerAcks,
+    acks: Box<PeerAcks>,
     /// Of each item's transaction id.
     fingerprints: SmallVec<[u64; 4]>,
     missing: usize,
@@ -159,7 +159,7 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         self.history.total.ack_requests += 1;
-        let mut parts: SmallVec<[(ShardId, PeerAcks); 2]> = SmallVec::new();
+        let mut parts: SmallVec<[(ShardId, Box<PeerAcks>); 2]> = SmallVec::new();
         let mut results = self.spares.ack_results.take();
         results.resize(request.items.len(), refused(NO_PARTITION));
         // Neighbours mostly name one lease: its text is read once.
@@ -234,7 +234,7 @@ impl<B: IoBuf> Shard<B> {
         from: ShardId,
         task: TaskId,
         group: String,
-        acks: PeerAcks,
+        acks: Box<PeerAcks>,
         fx: &mut Effects<B>,
     ) {
         let fingerprints = self.ack_fingerprints(&acks);

@@ -31,7 +31,7 @@ pub(super) struct PeerPush {
     pub from: ShardId,
     pub task: TaskId,
     pub part: u32,
-    pub batch: PushBatch,
+    pub batch: Box<PushBatch>,
 }
 
 /// A batch that waits until suspected originals are read from the disk.

@@ -77,7 +77,7 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         match self.tasks.get(&task) {
-            Some(Task::Push(_)) => self.push_queue_ready(task, result.err(), fx),
+            Some(Task::Push(_)) => self.push_queue_ready(now, task, result.err(), fx),
             Some(Task::Pop(_)) => self.pop_catalog_ready(now, task, result.err(), fx),
             Some(Task::Transaction(_)) => self.transaction_queue_ready(now, task, result.err(), fx),
             Some(Task::Catalog(token)) => {

@@ -9,6 +9,7 @@ use std::collections::hash_map::Entry;
 
 use smallvec::{SmallVec, smallvec};
 
+use super::append::PeerPush;
 use super::effect::Effects;
 use super::owner::vanishing_queue;
 use super::shard::Shard;
@@ -53,12 +54,12 @@ pub(super) struct PushPart {
     /// How often it has come back stale.
     retries: u32,
     /// The batch while it is here: waiting for its queue to exist.
-    pub batch: Option<PushBatch>,
+    pub batch: Option<Box<PushBatch>>,
 }
 
 impl PushPart {
     /// The batch comes empty.
-    fn new(mut batch: PushBatch, queue: &str, partition: &str) -> Self {
+    fn new(mut batch: Box<PushBatch>, queue: &str, partition: &str) -> Self {
         batch.queue.push_str(queue);
         batch.partition.push_str(partition);
         Self { runs: SmallVec::new(), stale: false, retries: 0, batch: Some(batch) }
@@ -78,7 +79,7 @@ impl PushPart {
 pub(super) struct Parts<'a> {
     pub parts: SmallVec<[PushPart; 1]>,
     /// Batches to fill.
-    spare: Spare<PushBatch>,
+    spare: Spare<Box<PushBatch>>,
     /// Made with the second partition: most requests name one.
     by_name: Option<HashMap<(&'a str, &'a str), usize, ahash::RandomState>>,
     last: Option<((&'a str, &'a str), usize)>,
@@ -137,12 +138,13 @@ impl<B: IoBuf> Shard<B> {
     ) {
         if self.admits_push(token, fx) {
             let parts = self.split(now, items, producer);
-            self.push_parts(token, parts, items.len(), fx);
+            self.push_parts(now, token, parts, items.len(), fx);
         }
     }
 
     pub(super) fn push_frames(
         &mut self,
+        now: Now,
         groups: Vec<FrameGroup<'_>>,
         token: Token,
         fx: &mut Effects<B>,
@@ -157,7 +159,7 @@ impl<B: IoBuf> Shard<B> {
             items = parts.add_group(items, group);
         }
         self.spares.batches = parts.spare;
-        self.push_parts(token, parts.parts, items as usize, fx);
+        self.push_parts(now, token, parts.parts, items as usize, fx);
     }
 
     /// False: refused, because too much waits for the disk already.
@@ -172,6 +174,7 @@ impl<B: IoBuf> Shard<B> {
 
     fn push_parts(
         &mut self,
+        now: Now,
         token: Token,
         parts: SmallVec<[PushPart; 1]>,
         items: usize,
@@ -185,7 +188,7 @@ impl<B: IoBuf> Shard<B> {
         let results = Vec::new();
         let task = PushTask { token, parts, items, results, left, refusal: None, asked: None };
         let task = self.new_task(Task::Push(task));
-        self.send_parts(task, fx);
+        self.send_parts(now, task, fx);
     }
 
     /// Groups the items by partition and frames them, stamped with their producer.
@@ -246,10 +249,10 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Sends every part that is still here and whose queue exists; asks about the other queues.
-    fn send_parts(&mut self, task: TaskId, fx: &mut Effects<B>) {
+    fn send_parts(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
         let shards = u64::from(self.config.shards);
         let Some(Task::Push(push)) = self.tasks.get_mut(&task) else { return };
-        let mut ready: SmallVec<[(u32, u32, PushBatch); 1]> = SmallVec::new();
+        let mut ready: SmallVec<[(u32, u32, Box<PushBatch>); 1]> = SmallVec::new();
         let mut unknown: Option<String> = None;
         for (at, part) in push.parts.iter_mut().enumerate() {
             let Some(batch) = &mut part.batch else { continue };
@@ -268,7 +271,11 @@ impl<B: IoBuf> Shard<B> {
             self.count_request(slot, task.0, |t| t.push_requests += 1);
             let hash = partition_hash(&batch.queue, &batch.partition);
             let to = ShardId((hash % shards) as u16);
-            self.send(to, PeerMsg::Push { task, part, batch }, fx);
+            if to == self.config.shard {
+                self.push_owned(now, PeerPush { from: to, task, part, batch }, fx);
+            } else {
+                fx.send(to, PeerMsg::Push { task, part, batch });
+            }
         }
         if let Some(queue) = unknown {
             self.push_asks(task, queue, fx);
@@ -289,6 +296,7 @@ impl<B: IoBuf> Shard<B> {
     /// The queue a push asked for exists on every shard, or could not be made.
     pub(super) fn push_queue_ready(
         &mut self,
+        now: Now,
         task: TaskId,
         refusal: Option<Refusal>,
         fx: &mut Effects<B>,
@@ -298,7 +306,7 @@ impl<B: IoBuf> Shard<B> {
         for part in &mut push.parts {
             part.stale &= part.batch.as_ref().map(|batch| &batch.queue) != answered.as_ref();
         }
-        let Some(refusal) = refusal else { return self.send_parts(task, fx) };
+        let Some(refusal) = refusal else { return self.send_parts(now, task, fx) };
         let kept = push.parts.iter_mut().filter_map(|part| part.batch.take()).count();
         push.left -= kept;
         push.refusal = Some(refusal);
@@ -311,7 +319,7 @@ impl<B: IoBuf> Shard<B> {
         &mut self,
         task: TaskId,
         part: u32,
-        batch: PushBatch,
+        batch: Box<PushBatch>,
         fx: &mut Effects<B>,
     ) {
         let Some(Task::Push(push)) = self.tasks.get_mut(&task) else { return };

@@ -42,7 +42,7 @@ impl<B: IoBuf> Shard<B> {
             ReadTask { token, request: request.clone(), left, parts: Vec::new(), refusal: None };
         let task = self.new_task(Task::Read(Box::new(read)));
         for shard in (0..self.config.shards).map(ShardId) {
-            self.send(shard, PeerMsg::Read { task, request: request.clone() }, fx);
+            self.send(shard, PeerMsg::Read { task, request: Box::new(request.clone()) }, fx);
         }
     }
 

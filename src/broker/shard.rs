@@ -2,13 +2,13 @@
 //! in the files named after them.
 //!
 //! Invariants: every I/O effect gets exactly one completion and every token exactly one reply;
-//! `now` never goes back; a message to this very shard takes the same road as one to another,
-//! through the inbox, and is handled before the call that sent it returns.
+//! `now` never goes back; a message to this very shard goes through the inbox (but for a push's and
+//! an ack's, which are handled on the spot), and is handled before the call that sent it returns.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use super::ack::AckJob;
-use super::append::{Nonces, Scratch, WaitingPush};
+use super::append::{Nonces, PeerPush, Scratch, WaitingPush};
 use super::claim::ClaimJob;
 use super::commit::CommitQueue;
 use super::effect::{Done, Effect, Effects};
@@ -215,7 +215,7 @@ impl<B: IoBuf> Shard<B> {
         }
         match command {
             Command::Push { items, producer } => self.push(now, items, producer, token, fx),
-            Command::PushFrames(groups) => self.push_frames(groups, token, fx),
+            Command::PushFrames(groups) => self.push_frames(now, groups, token, fx),
             Command::Pop(request) => self.pop(now, &request, token, fx),
             Command::Ack(request) => self.ack(now, request, token, fx),
             Command::Transact(request) => self.transact(now, request, token, fx),
@@ -473,7 +473,7 @@ impl<B: IoBuf> Shard<B> {
             }
             PeerMsg::PartitionSought { task, result } => self.partition_sought(task, result),
             PeerMsg::Push { task, part, batch } => {
-                self.push_owned(now, super::append::PeerPush { from, task, part, batch }, fx);
+                self.push_owned(now, PeerPush { from, task, part, batch }, fx);
             }
             PeerMsg::Pushed { task, part, result } => self.pushed(task, part, result, fx),
             PeerMsg::PushStale { task, part, batch } => {

@@ -7,13 +7,13 @@ use crate::model::peer::{PeerAcks, PeerClaim, PushBatch};
 use crate::model::reply::{AckResult, Claim, PushResult, Reply};
 
 pub(super) struct Spares<B> {
-    pub batches: Spare<PushBatch>,
+    pub batches: Spare<Box<PushBatch>>,
     /// Frames of pieces, and batches on their way to another shard.
     pub bytes: Spare<Vec<u8>>,
     /// Names in claims, acks and replies.
     pub texts: Spare<String>,
     pub push_results: Spare<Vec<PushResult>>,
-    pub acks: Spare<PeerAcks>,
+    pub acks: Spare<Box<PeerAcks>>,
     pub ack_results: Spare<Vec<AckResult>>,
     /// With the places of their items.
     pub placed_results: Spare<Vec<(u32, AckResult)>>,
@@ -43,7 +43,7 @@ impl<B> Default for Spares<B> {
 
 impl<B: IoBuf> Spares<B> {
     /// A batch that is stored.
-    pub(super) fn put_batch(&mut self, mut batch: PushBatch) {
+    pub(super) fn put_batch(&mut self, mut batch: Box<PushBatch>) {
         batch.pieces.drain(..).for_each(|piece| self.bytes.put(piece.frames));
         self.batches.put(batch);
     }

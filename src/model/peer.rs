@@ -354,7 +354,8 @@ pub enum ReadPart {
     Walk(Box<WalkStep>),
 }
 
-/// One message of the mesh.
+/// One message of the mesh. What is large and travels often is boxed, and its memory used again: a
+/// message is moved from queue to queue on its way.
 #[derive(Clone, Debug)]
 pub enum PeerMsg {
     // Start: each owner's queues as its log has them; it wins.
@@ -434,7 +435,7 @@ pub enum PeerMsg {
     Push {
         task: TaskId,
         part: u32,
-        batch: PushBatch,
+        batch: Box<PushBatch>,
     },
     Pushed {
         task: TaskId,
@@ -445,7 +446,7 @@ pub enum PeerMsg {
     PushStale {
         task: TaskId,
         part: u32,
-        batch: PushBatch,
+        batch: Box<PushBatch>,
     },
 
     // Pop.
@@ -515,7 +516,7 @@ pub enum PeerMsg {
     Ack {
         task: TaskId,
         group: String,
-        acks: PeerAcks,
+        acks: Box<PeerAcks>,
     },
     Acked {
         task: TaskId,
@@ -591,7 +592,7 @@ pub enum PeerMsg {
     // Reads over all shards.
     Read {
         task: TaskId,
-        request: ReadRequest,
+        request: Box<ReadRequest>,
     },
     ReadDone {
         task: TaskId,
@@ -668,6 +669,12 @@ pub enum CatalogOutcome {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Up to this size a move is a few instructions; beyond it is a call.
+    #[test]
+    fn a_message_is_moved_without_a_call() {
+        assert!(size_of::<PeerMsg>() <= 128, "{}", size_of::<PeerMsg>());
+    }
 
     #[test]
     fn items_of_one_target_are_one_wherever_they_stand() {

@@ -107,7 +107,7 @@ pub struct Share {
 pub struct SharePush {
     /// Place of its first message among all pushes of the request.
     pub first: u32,
-    pub batch: PushBatch,
+    pub batch: Box<PushBatch>,
 }
 
 /// What a shard would do, or has done, for its share.
