@@ -29,12 +29,6 @@ pub trait IoBuf: Clone + 'static {
     /// The bytes for writing. Panics when the buffer is shared: only the chunk being filled
     /// is ever written to.
     fn bytes_mut(&mut self) -> &mut [u8];
-
-    /// Cuts it to its first `len` bytes, so that a write of them needs no copy. Panics when the
-    /// buffer is shared. Memory where it makes no difference may keep the rest.
-    fn trim(&mut self, len: usize) {
-        assert!(len <= self.bytes().len(), "a buffer cannot be trimmed to more than it holds");
-    }
 }
 
 /// The heap-backed buffer of tests and benches. Filled with a pattern at allocation so that

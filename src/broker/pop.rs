@@ -334,7 +334,7 @@ impl<B: IoBuf> Shard<B> {
                     self.pop_park(task, queue, fx);
                 }
             }
-            None => self.pop_finish(now, task, fx),
+            None => self.pop_finish(task, fx),
         }
     }
 
@@ -394,7 +394,7 @@ impl<B: IoBuf> Shard<B> {
         if pop.until.is_none() {
             self.pop_visit(now, task, fx);
         } else {
-            self.pop_finish(now, task, fx);
+            self.pop_finish(task, fx);
         }
     }
 
@@ -429,7 +429,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// A queue the pop waited on is gone.
-    pub(super) fn unparked(&mut self, now: Now, task: TaskId, queue: &str, fx: &mut Effects<B>) {
+    pub(super) fn unparked(&mut self, task: TaskId, queue: &str, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_task(task) else { return };
         let before = pop.parked.len();
         pop.parked.retain(|parked| **parked != *queue);
@@ -438,24 +438,24 @@ impl<B: IoBuf> Shard<B> {
         }
         let Some(pop) = self.pop_task(task) else { return };
         if pop.parked.is_empty() && !matches!(pop.target, Target::Labels { .. }) {
-            self.pop_finish(now, task, fx);
+            self.pop_finish(task, fx);
         }
     }
 
-    pub(super) fn pop_timed_out(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
+    pub(super) fn pop_timed_out(&mut self, task: TaskId, fx: &mut Effects<B>) {
         if let Some(pop) = self.pop_task(task) {
             pop.timer = None;
-            self.pop_finish(now, task, fx);
+            self.pop_finish(task, fx);
         }
     }
 
-    pub(super) fn pop_gone(&mut self, now: Now, task: TaskId, fx: &mut Effects<B>) {
+    pub(super) fn pop_gone(&mut self, task: TaskId, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_task(task) else { return };
         let claims = std::mem::take(&mut pop.claims);
         let lease_id = (!pop.spec.auto_ack).then_some(pop.spec.lease_id);
         let group = pop.group.clone();
         self.give_back(&group, lease_id, &claims, fx);
-        self.pop_finish(now, task, fx);
+        self.pop_finish(task, fx);
     }
 
     /// A queue was made: discovery pops that wait for its labels stand in its line too, and
@@ -506,7 +506,7 @@ impl<B: IoBuf> Shard<B> {
         Some(pop)
     }
 
-    fn pop_finish(&mut self, _now: Now, task: TaskId, fx: &mut Effects<B>) {
+    fn pop_finish(&mut self, task: TaskId, fx: &mut Effects<B>) {
         let Some(pop) = self.pop_remove(task, fx) else { return };
         self.count_pop(&pop.target, &pop.claims);
         let conflation = self.conflation_of(&pop);

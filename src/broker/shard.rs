@@ -253,7 +253,7 @@ impl<B: IoBuf> Shard<B> {
     /// is answered empty at once and claims nothing.
     pub fn cancel(&mut self, now: Now, token: Token, fx: &mut Effects<B>) {
         if let Some(task) = self.pops.get(&token).copied() {
-            self.pop_gone(now, task, fx);
+            self.pop_gone(task, fx);
         }
         self.settle(now, fx);
     }
@@ -280,7 +280,7 @@ impl<B: IoBuf> Shard<B> {
             match event {
                 Event::LeaseExpires(key) => self.lease_expired(now, key, fx),
                 Event::HoldEnds(key) => self.hold_ended(now, key, fx),
-                Event::PopTimesOut(task) => self.pop_timed_out(now, task, fx),
+                Event::PopTimesOut(task) => self.pop_timed_out(task, fx),
                 Event::InspectionGoesOn => self.inspection_goes_on(now),
                 Event::Sweep => self.sweep_on(now, fx),
                 Event::Housekeeping => self.housekeeping(now, fx),
@@ -304,7 +304,7 @@ impl<B: IoBuf> Shard<B> {
         self.draining = true;
         let pops: Vec<TaskId> = self.pops.values().copied().collect();
         for task in pops {
-            self.pop_gone(now, task, fx);
+            self.pop_gone(task, fx);
         }
         self.settle(now, fx);
     }
@@ -508,7 +508,7 @@ impl<B: IoBuf> Shard<B> {
             PeerMsg::GiveBack { queue, group, lease_id, claims } => {
                 self.given_back(now, queue, group, lease_id, claims, fx);
             }
-            PeerMsg::Unparked { task, queue } => self.unparked(now, task, &queue, fx),
+            PeerMsg::Unparked { task, queue } => self.unparked(task, &queue, fx),
             PeerMsg::Ack { task, group, acks } => self.ack_owned(now, from, task, group, acks, fx),
             PeerMsg::Acked { task, result } => self.acked(task, result, fx),
             PeerMsg::Transact { task, transaction, share } => {

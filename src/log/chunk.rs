@@ -32,8 +32,6 @@ pub struct Piece<B> {
     pub at: u64,
     pub buf: B,
     pub len: usize,
-    /// Memory it holds, which trimming may not give back.
-    pub held: usize,
 }
 
 impl<B: IoBuf> Chunk<B> {
@@ -115,11 +113,7 @@ impl<B: IoBuf> Chunk<B> {
         let content = self.len;
         self.pad(BLOCK);
         let mut pieces = self.full;
-        pieces.extend(self.filling.map(|mut piece| {
-            // Nobody shares it yet; a write of a whole buffer needs no copy of its front.
-            piece.buf.trim(piece.len);
-            piece
-        }));
+        pieces.extend(self.filling);
         let closed =
             Closed { segment: self.segment, start: self.start, len: self.len as u64, pieces };
         closed.assert_padding(content as u64);
@@ -150,7 +144,7 @@ impl<B: IoBuf> Chunk<B> {
         let mut grew = false;
         let piece = self.filling.get_or_insert_with(|| {
             grew = true;
-            Piece { at, buf: B::alloc(bytes), len: 0, held: bytes }
+            Piece { at, buf: B::alloc(bytes), len: 0 }
         });
         if grew {
             self.next_bytes = (bytes * 4).min(BUFFER_BYTES_MAX);

@@ -20,7 +20,7 @@ impl<B: IoBuf> Tail<B> {
 
     pub fn push(&mut self, chunk: &Closed<B>) {
         for piece in &chunk.pieces {
-            self.bytes += piece.held;
+            self.bytes += piece.buf.bytes().len();
             self.pieces.push_back((LogPosition::new(chunk.segment, piece.at), piece.clone()));
         }
     }
@@ -31,7 +31,7 @@ impl<B: IoBuf> Tail<B> {
             if self.bytes <= self.bytes_max || at.advance(piece.len as u64) > durable {
                 return;
             }
-            self.bytes -= piece.held;
+            self.bytes -= piece.buf.bytes().len();
             self.pieces.pop_front();
         }
     }

@@ -41,12 +41,6 @@ impl IoBuf for DmaBuf {
             .expect("a buffer is written only before it is shared")
             .as_bytes_mut()
     }
-
-    fn trim(&mut self, len: usize) {
-        Rc::get_mut(&mut self.0)
-            .expect("a buffer is trimmed only before it is shared")
-            .trim_to_size(len);
-    }
 }
 
 impl fmt::Debug for DmaBuf {
