@@ -285,7 +285,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// Settles the request, or waits for its turn where a transaction holds one of its cursors.
-    fn ack_now(&mut self, now: Now, mut job: AckJob, fx: &mut Effects<B>) {
+    fn ack_now(&mut self, now: Now, job: AckJob, fx: &mut Effects<B>) {
         if !self.turns.is_empty() {
             let touched = self.cursors_of(&job.acks, &job.group);
             if self.must_wait(touched.iter().copied()) {
@@ -293,7 +293,7 @@ impl<B: IoBuf> Shard<B> {
                 return;
             }
         }
-        self.settle_acks(now, &mut job, fx);
+        self.settle_acks(now, job, fx);
     }
 
     /// The cursors that acks of a group touch.
@@ -302,9 +302,8 @@ impl<B: IoBuf> Shard<B> {
         keys.map(Resource::Cursor).collect()
     }
 
-    /// Settles every (partition, lease) of the request, in order of appearance. The job is then
-    /// used up.
-    pub(super) fn settle_acks(&mut self, now: Now, job: &mut AckJob, fx: &mut Effects<B>) {
+    /// Settles every (partition, lease) of the request, in order of appearance.
+    pub(super) fn settle_acks(&mut self, now: Now, job: AckJob, fx: &mut Effects<B>) {
         let mut results = self.spares.placed_results.take();
         results.reserve(job.acks.items.len());
         let mut refusal = None;
@@ -328,8 +327,8 @@ impl<B: IoBuf> Shard<B> {
             }
         }
         drop(items);
-        self.spares.acks.put(std::mem::take(&mut job.acks));
-        self.spares.texts.put(std::mem::take(&mut job.group));
+        self.spares.acks.put(job.acks);
+        self.spares.texts.put(job.group);
         let result = refusal.map_or(Ok(results), Err);
         self.send_durable(job.from, PeerMsg::Acked { task: job.task, result });
     }

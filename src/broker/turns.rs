@@ -178,7 +178,7 @@ impl<B: IoBuf> Shard<B> {
             Some(Waiting::Share(transaction)) => {
                 return self.share_turn(now, transaction, fx);
             }
-            Some(Waiting::Ack(mut job)) => self.settle_acks(now, &mut job, fx),
+            Some(Waiting::Ack(job)) => self.settle_acks(now, *job, fx),
             Some(Waiting::Seek(seek)) => self.seek_now(now, &seek, fx),
             Some(Waiting::Extend { from, task, lease_id, seconds }) => {
                 self.extend_leases(now, from, task, lease_id, seconds);
