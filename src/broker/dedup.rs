@@ -1,11 +1,11 @@
 //! Which transaction ids were stored lately: fingerprints to offsets, kept by time.
 //!
-//! A hash table split into independent parts, so that growing touches one part at a
-//! time and no step of the core stalls on a rehash of everything. A part grows by a half: all
-//! parts fill alike, and with doubling all of them would stand half empty at once; by less, and an
-//! entry is moved more often than it is worth. An entry is 16 bytes:
-//! 8 of key (fingerprint mixed with the partition), 8 of offset and coarse time. Entries leave
-//! by a sweep that follows the clock, without anybody touching their partition.
+//! A hash table split into independent parts, so that growing touches one part at a time and no step
+//! of the core stalls on a rehash of everything. A part grows by a half: all parts fill alike, and
+//! with doubling all of them would stand half empty at once; by less, and an entry is moved more often
+//! than it is worth. An entry is 16 bytes: 8 of key (fingerprint mixed with the partition), 8 of offset
+//! and coarse time. Entries leave by a sweep that follows the clock, without anybody touching their
+//! partition.
 //!
 //! Sixteen entries are a group, with a byte of each one's key beside it: its tag. An id that is not
 //! there, as nearly all are not, is known by the tags of one group, which are one line of memory; and

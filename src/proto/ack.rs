@@ -288,6 +288,8 @@ mod tests {
         assert!(scan_one(item.as_bytes()).is_some() && scan_batch(batch.as_bytes()).is_some());
         let mut scanned = 0;
         for body in mutations(&[item, plain, &batch], 60_000) {
+            // Whatever they are: an answer.
+            let _ = (decode_one(&body), decode_batch(&body));
             if let Some(read) = scan_one(&body) {
                 assert_eq!(Ok(read), decode_any_one(&body), "{}", body.escape_ascii());
                 scanned += 1;
