@@ -11,14 +11,14 @@ use smallvec::smallvec;
 
 use super::check_budget;
 use super::json::{self, Items, Objects, Text};
-use super::json_scan::{Scan, once};
+use super::json_scan::{self, Scan, once};
 use crate::base::ids::PartitionId;
 use crate::base::limits;
 use crate::model::command::{AckItem, AckRequest, AckStatus, QUEUE_MODE};
 use crate::model::error::Refusal;
 use crate::model::reply::AckResult;
 
-#[derive(Deserialize)]
+#[derive(Deserialize, PartialEq, Debug)]
 struct WireItem<'a> {
     #[serde(borrow, rename = "transactionId")]
     transaction_id: Cow<'a, str>,
@@ -59,22 +59,7 @@ impl AckBody<'_> {
 
 /// The body of a single ack.
 pub fn decode_one(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
-    scan_one(body).map_or_else(|| decode_any_one(body), Ok)
-}
-
-/// A plain body within the limits.
-fn scan_one(body: &[u8]) -> Option<AckBody<'_>> {
-    let (item, group) = Scan::all(body, scan_item)?;
-    let named = match group {
-        Some(json) => Some(Scan::all(json.as_bytes(), Scan::text)?),
-        None => None,
-    };
-    Some(AckBody { group: check_group(named.map(Text::from)).ok()?, items: smallvec![item] })
-}
-
-/// Any body, and what is wrong with it.
-fn decode_any_one(body: &[u8]) -> Result<AckBody<'_>, Refusal> {
-    let wire: WireItem<'_> = json::read_object(body)?;
+    let wire = json_scan::read(body, WireItem::scan)?;
     let named = match wire.group {
         None => None,
         Some(raw) => match serde_json::from_str::<Text<'_>>(raw) {
@@ -95,35 +80,14 @@ fn scan_batch(body: &[u8]) -> Option<AckBody<'_>> {
     Scan::all(body, |scan| {
         let (mut items, mut group) = (None, None);
         scan.object(|scan, key| match key {
-            "acknowledgments" => once(&mut items, scan.items(|scan| Some(scan_item(scan)?.0))?),
+            "acknowledgments" => {
+                once(&mut items, scan.items(|scan| Some(WireItem::scan(scan)?.into_item()))?)
+            }
             "consumerGroup" => once(&mut group, scan.text_or_null()?),
             _ => scan.value().map(drop),
         })?;
         Some(AckBody { group: check_group(group.flatten().map(Text::from)).ok()?, items: items? })
     })
-}
-
-/// An item, and the JSON text of the group that stands in it.
-fn scan_item<'a>(scan: &mut Scan<'a>) -> Option<(AckItem<'a>, Option<&'a str>)> {
-    let (mut transaction_id, mut partition_id, mut status) = (None, None, None);
-    let (mut lease_id, mut error, mut group) = (None, None, None);
-    scan.object(|scan, key| match key {
-        "transactionId" => once(&mut transaction_id, scan.text()?),
-        "partitionId" => once(&mut partition_id, scan.value_or_null()?),
-        "status" => once(&mut status, scan.text_or_null()?),
-        "leaseId" => once(&mut lease_id, scan.text_or_null()?),
-        "error" => once(&mut error, scan.value_or_null()?),
-        "consumerGroup" => once(&mut group, scan.value_or_null()?),
-        _ => scan.value().map(drop),
-    })?;
-    let item = AckItem {
-        transaction_id: transaction_id?.into(),
-        partition_id: partition_id.flatten().and_then(self::partition_id),
-        status: self::status(status.flatten()),
-        lease_id: lease_id.flatten().unwrap_or("").into(),
-        error: error.flatten().map(|json| cut(json::lenient_text(json))),
-    };
-    Some((item, group.flatten()))
 }
 
 /// Any batch, and what is wrong with it.
@@ -144,6 +108,28 @@ pub(super) fn check_group(named: Option<Text<'_>>) -> Result<Cow<'_, str>, Refus
 }
 
 impl<'a> WireItem<'a> {
+    fn scan(scan: &mut Scan<'a>) -> Option<Self> {
+        let (mut transaction_id, mut partition_id, mut status) = (None, None, None);
+        let (mut lease_id, mut error, mut group) = (None, None, None);
+        scan.object(|scan, key| match key {
+            "transactionId" => once(&mut transaction_id, scan.text()?),
+            "partitionId" => once(&mut partition_id, scan.value_or_null()?),
+            "status" => once(&mut status, scan.text_or_null()?),
+            "leaseId" => once(&mut lease_id, scan.text_or_null()?),
+            "error" => once(&mut error, scan.value_or_null()?),
+            "consumerGroup" => once(&mut group, scan.value_or_null()?),
+            _ => scan.value().map(drop),
+        })?;
+        Some(Self {
+            transaction_id: transaction_id?.into(),
+            partition_id: partition_id.flatten(),
+            status: status.flatten().map(Text::from),
+            lease_id: lease_id.flatten().map(Text::from),
+            error: error.flatten(),
+            group: group.flatten(),
+        })
+    }
+
     fn into_item(self) -> AckItem<'a> {
         AckItem {
             transaction_id: self.transaction_id,
@@ -278,6 +264,10 @@ mod tests {
         assert!(decode_batch(b"{\"acknowledgments\":[]}").unwrap().items.is_empty());
     }
 
+    fn scan_one(body: &[u8]) -> Option<WireItem<'_>> {
+        Scan::all(body, WireItem::scan)
+    }
+
     #[test]
     fn what_is_scanned_is_what_the_general_reader_reads() {
         let item = r#"{"transactionId":"t","partitionId":"7","status":"retry","leaseId":"l",
@@ -291,7 +281,7 @@ mod tests {
             // Whatever they are: an answer.
             let _ = (decode_one(&body), decode_batch(&body));
             if let Some(read) = scan_one(&body) {
-                assert_eq!(Ok(read), decode_any_one(&body), "{}", body.escape_ascii());
+                assert_eq!(Ok(read), json::read_object(&body), "{}", body.escape_ascii());
                 scanned += 1;
             }
             if let Some(read) = scan_batch(&body) {

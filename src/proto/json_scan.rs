@@ -5,14 +5,25 @@
 //! the body, decides what it is and finds the words for what is wrong with it. So all there is to
 //! get right here is that what is taken is what the other would have taken.
 
-use super::json::Items;
+use serde::Deserialize;
+
+use super::json::{self, Items};
 use super::json_check::{self, Marks, space};
+use crate::model::error::Refusal;
 
 /// A place in a body.
 pub struct Scan<'a> {
     text: &'a str,
     marks: Marks<'a>,
     at: usize,
+}
+
+/// A body that must be one object: read by `plain`, and where that gives up by the general reader.
+pub fn read<'a, T: Deserialize<'a>>(
+    body: &'a [u8],
+    plain: impl FnOnce(&mut Scan<'a>) -> Option<T>,
+) -> Result<T, Refusal> {
+    Scan::all(body, plain).map_or_else(|| json::read_object(body), Ok)
 }
 
 /// Fills a field that has no value yet.

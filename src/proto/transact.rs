@@ -17,7 +17,7 @@ use serde::de::IgnoredAny;
 
 use super::ack;
 use super::json::{self, Fields, Object, Text};
-use super::json_scan::{Scan, once};
+use super::json_scan::{self, Scan, once};
 use super::push::{self, Label};
 use super::push_binary::{FramedBody, Labels};
 use crate::base::uuid;
@@ -70,7 +70,7 @@ pub struct Transaction<'a> {
 
 /// Reads a JSON body.
 pub fn decode(body: &[u8]) -> Result<Transaction<'_>, Unusable> {
-    let wire = WireTransaction::of(body)?;
+    let wire = json_scan::read(body, WireTransaction::scan).map_err(Unusable::of)?;
     if wire.is_empty() {
         return Err(Unusable::Senseless("the transaction has no parts"));
     }
@@ -100,7 +100,7 @@ impl<'a> Framed<'a> {
         let behind = (u32::from_le_bytes(*head_bytes) as usize).saturating_add(9);
         let head = body.get(9..behind).ok_or_else(short)?;
         let head = if head.is_empty() { &b"{}"[..] } else { head };
-        let wire = WireTransaction::of(head)?;
+        let wire = json_scan::read(head, WireTransaction::scan).map_err(Unusable::of)?;
         let groups = FramedBody::behind(body, behind, producer).map_err(Unusable::of)?;
         let transaction = wire.read()?;
         let counts = flags & FLAG_COUNTS != 0;
@@ -188,35 +188,26 @@ struct WireOperation<'a> {
 }
 
 impl<'a> WireTransaction<'a> {
-    fn of(json: &'a [u8]) -> Result<Self, Unusable> {
-        match Self::scan(json) {
-            Some(wire) => Ok(wire),
-            None => json::read_object(json).map_err(Unusable::of),
-        }
-    }
-
-    /// A plain body without riders.
-    fn scan(json: &'a [u8]) -> Option<Self> {
-        Scan::all(json, |scan| {
-            let mut wire = Self::default();
-            scan.object(|scan, key| match key {
-                "operations" => {
-                    let operations = WireOperation::scan_all(scan, WireOperation::scan_field)?;
-                    once(&mut wire.operations, operations)
-                }
-                "requiredLeases" => {
-                    let mut leases = Vec::new();
-                    scan.array(|scan| {
-                        leases.push(Text::from(scan.text()?));
-                        Some(())
-                    })?;
-                    once(&mut wire.required_leases, leases)
-                }
-                "kv" | "timers" | "positions" => None,
-                _ => scan.value().map(drop),
-            })?;
-            Some(wire)
-        })
+    /// A plain one without riders.
+    fn scan(scan: &mut Scan<'a>) -> Option<Self> {
+        let mut wire = Self::default();
+        scan.object(|scan, key| match key {
+            "operations" => {
+                let operations = WireOperation::scan_all(scan, WireOperation::scan_field)?;
+                once(&mut wire.operations, operations)
+            }
+            "requiredLeases" => {
+                let mut leases = Vec::new();
+                scan.array(|scan| {
+                    leases.push(Text::from(scan.text()?));
+                    Some(())
+                })?;
+                once(&mut wire.required_leases, leases)
+            }
+            "kv" | "timers" | "positions" => None,
+            _ => scan.value().map(drop),
+        })?;
+        Some(wire)
     }
 
     fn is_empty(&self) -> bool {
@@ -466,6 +457,10 @@ mod tests {
     use crate::model::command::AckStatus;
     use crate::model::transaction::{Rollback, TransactionId};
 
+    fn scan(body: &[u8]) -> Option<WireTransaction<'_>> {
+        Scan::all(body, WireTransaction::scan)
+    }
+
     #[test]
     fn what_is_scanned_is_what_the_general_reader_reads() {
         let push = r#"{"type":"push","items":[{"queue":"q","payload":{"a":1},"transactionId":"t"},{"queue":"é","partition":"p","data":null,"traceId":"x"}]}"#;
@@ -477,14 +472,13 @@ mod tests {
             ),
             r#"{"more":{"operations":1}}"#.to_owned(),
         ];
-        let scan = |body: &[u8]| WireTransaction::scan(body).is_some();
-        bodies.iter().for_each(|body| assert!(scan(body.as_bytes()), "{body}"));
+        bodies.iter().for_each(|body| assert!(scan(body.as_bytes()).is_some(), "{body}"));
         let bodies = bodies.each_ref().map(String::as_str);
         let mut scanned = 0;
         for body in mutations(&bodies, 60_000) {
             // Whatever it is: an answer.
             let _ = decode(&body);
-            if let Some(read) = WireTransaction::scan(&body) {
+            if let Some(read) = scan(&body) {
                 let other = json::read_object::<WireTransaction<'_>>(&body);
                 assert_eq!(Ok(read), other, "{}", body.escape_ascii());
                 scanned += 1;
