@@ -25,6 +25,8 @@ use crate::model::peer::PeerMsg;
 pub enum Message {
     /// For a shard of the receiving executor.
     Peer { from: ShardId, to: ShardId, msg: PeerMsg },
+    /// That shard is to begin the commit that it holds back.
+    Flush(ShardId),
     /// A connection to serve, already counted against the limit of this executor.
     Connection(TcpStream),
     /// One over the limit: to be told so and closed.

@@ -7,6 +7,7 @@
 pub mod access;
 pub mod answer;
 pub mod auth;
+pub mod cadence;
 pub mod clock;
 pub mod conn;
 pub mod control;

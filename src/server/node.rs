@@ -22,6 +22,7 @@ use super::shard::{ShardHandle, Surroundings};
 use super::unpark;
 use super::watch::Watches;
 use crate::base::cipher::Keys;
+use crate::base::ids::ShardId;
 use crate::base::time::Now;
 use crate::broker::shard::ShardConfig;
 use crate::http::{self, Limits};
@@ -187,14 +188,13 @@ impl Node {
     fn obey(self: &Rc<Self>, message: Message, behind: &mut Drain<'_, Message>) -> bool {
         match message {
             Message::Peer { from, to, msg } => {
-                let executors = self.around.mesh.executors();
-                let shard = &self.shards[to.index() / executors];
-                assert!(shard.id() == to, "a message for {to:?} came to {:?}", shard.id());
+                let shard = self.shard(to);
                 let follow = behind.as_slice().iter().take(RUN_MAX - 1);
                 let count = follow.take_while(|next| next.is_for(to)).count();
                 let run = behind.by_ref().take(count).filter_map(Message::of_peer);
                 shard.deliver(std::iter::once((from, msg)).chain(run));
             }
+            Message::Flush(shard) => self.shard(shard).flush(),
             Message::Connection(stream) => conn::begin(self, stream),
             Message::Refuse(stream) => conn::refuse(self, stream),
             Message::Keys(keys) => {
@@ -248,6 +248,12 @@ impl Node {
             self.date.set(http::format_date(now.wall_us.div_euclid(1_000_000)));
             self.watches.sweep(now.mono_us);
         }
+    }
+
+    fn shard(&self, id: ShardId) -> &Rc<ShardHandle> {
+        let shard = &self.shards[id.index() / self.around.mesh.executors()];
+        assert!(shard.id() == id, "a message for {id:?} came to {:?}", shard.id());
+        shard
     }
 
     /// The shard of the next connection.

@@ -4,8 +4,8 @@
 //! there the moment the disk is free, two groups of clients take turns: each commit carries one
 //! of them while the other waits for it, so that every client pays for two commits and every
 //! commit, with all it costs the processor, serves half of them. So a commit waits for those that
-//! the last one answered, for no longer than two commits take: one that comes from another
-//! executor has waited for a turn of that.
+//! the last ones answered, whichever shard that was ([`super::cadence`] counts them), for no longer
+//! than two commits take: one that comes from another executor has waited for a turn of that.
 //!
 //! Where they do not come back (arrivals that know nothing of each other), waiting is in vain: it
 //! is then left out, for longer each time it is tried again.
@@ -31,9 +31,6 @@ pub struct Pace {
     begun_us: u64,
     /// What a commit takes, smoothed.
     usual_us: u64,
-    /// Answers that the last commit released, and those that waited for the next already.
-    released: usize,
-    left: usize,
     wait: Wait,
     /// What rests is flushed then, in monotonic microseconds.
     rest_until: Option<u64>,
@@ -53,53 +50,67 @@ enum Wait {
     Until(u64),
 }
 
+/// When to begin a commit that could begin now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Start {
+    Later,
+    /// Now, whatever others do.
+    Alone,
+    /// Now, and so are the shards that hold theirs.
+    Together,
+}
+
 impl Pace {
-    /// A commit has begun, and so many answers wait for it.
-    pub fn begun(&mut self, now: Now, waiting: usize) {
+    /// A commit has begun.
+    pub fn begun(&mut self, now: Now) {
         self.begun_us = now.mono_us;
-        let came = waiting.saturating_sub(self.left);
-        // One of two is not enough: a client that comes back each time must not wait for another
-        // that never does.
-        let vain = came * 3 < self.released * 2;
-        if matches!(self.wait, Wait::Until(_)) && vain {
-            self.skip = self.next_skip.max(SKIP_MIN);
-            self.next_skip = (self.skip * 2).min(SKIP_MAX);
-        }
         self.wait = Wait::No;
         self.rest_until = None;
     }
 
-    /// A commit has ended: it released so many answers, and others wait for the next.
-    pub fn ended(&mut self, now: Now, released: usize, waiting: usize) {
+    /// A commit has ended, and may have released answers.
+    pub fn ended(&mut self, now: Now, released: bool) {
         let took_us = now.mono_us.saturating_sub(self.begun_us);
         self.usual_us =
             if self.usual_us == 0 { took_us } else { (self.usual_us * 7 + took_us) / 8 };
-        (self.released, self.left) = (released, waiting);
         if self.skip > 0 {
             self.skip -= 1;
-        } else if released > 0 {
+        } else if released {
             self.wait = Wait::Next;
         }
     }
 
-    /// Whether what is appended is to wait still, given the answers that wait for it.
-    pub fn holds(&mut self, now: Now, waiting: usize) -> bool {
+    /// Another shard begins and calls.
+    pub fn called(&mut self) {
+        self.wait = Wait::No;
+    }
+
+    /// Whether to begin, where so many answers of those that are expected wait for that, in all
+    /// shards.
+    pub fn start(&mut self, now: Now, gathered: usize, expected: usize) -> Start {
         // What rested has company: its time does not count any more.
         self.rest_until = None;
-        let expected = self.left + self.released;
-        if self.wait != Wait::No && waiting >= expected - expected / STRAGGLERS {
-            self.next_skip = SKIP_MIN;
-            self.wait = Wait::No;
-        }
         match self.wait {
-            Wait::No => false,
+            Wait::No => return Start::Alone,
+            Wait::Next | Wait::Until(_) if gathered >= expected - expected / STRAGGLERS => {
+                self.next_skip = SKIP_MIN;
+            }
             Wait::Next => {
                 let most_us = (self.usual_us * COMMITS).min(WAIT_US_MAX);
                 self.wait = Wait::Until(now.mono_us + most_us);
-                true
+                return Start::Later;
             }
-            Wait::Until(until) => now.mono_us < until,
+            Wait::Until(until) if now.mono_us < until => return Start::Later,
+            // One of two is not enough: a client that comes back each time must not wait for
+            // another that never does.
+            Wait::Until(_) if gathered * 3 < expected * 2 => {
+                self.skip = self.next_skip.max(SKIP_MIN);
+                self.next_skip = (self.skip * 2).min(SKIP_MAX);
+            }
+            Wait::Until(_) => {}
         }
+        self.wait = Wait::No;
+        Start::Together
     }
 
     /// Whether what is appended, which nobody waits for, is to wait for company still.
@@ -125,21 +136,24 @@ mod tests {
         Now { mono_us, wall_us: 0 }
     }
 
-    /// One commit of 400 µs that ends at `end`.
-    fn commit(pace: &mut Pace, end: u64, released: usize, waiting: usize) {
-        pace.begun(at(end - 400), 0);
-        pace.ended(at(end), released, waiting);
+    /// One commit of 400 µs that ends at `end` and releases answers.
+    fn commit(pace: &mut Pace, end: u64) {
+        pace.begun(at(end - 400));
+        pace.ended(at(end), true);
     }
 
     #[test]
     fn a_lone_client_never_waits() {
         let mut pace = Pace::default();
-        assert!(!pace.holds(at(0), 1));
+        assert_eq!(pace.start(at(0), 1, 0), Start::Alone);
         for end in [1_000, 2_000, 3_000] {
-            commit(&mut pace, end, 1, 0);
-            assert!(!pace.holds(at(end + 50), 1));
+            commit(&mut pace, end);
+            assert_eq!(pace.start(at(end + 50), 1, 1), Start::Together);
             assert_eq!(pace.deadline(), None);
         }
+        // It has been away for long.
+        commit(&mut pace, 4_000);
+        assert_eq!(pace.start(at(60_000_000), 1, 0), Start::Together);
     }
 
     #[test]
@@ -148,13 +162,13 @@ mod tests {
         assert!(pace.rests(at(1_000)) && pace.rests(at(1_000 + REST_US - 1)));
         assert_eq!(pace.deadline(), Some(Deadline(1_000 + REST_US)));
         assert!(!pace.rests(at(1_000 + REST_US)));
-        pace.begun(at(7_000), 1);
+        pace.begun(at(7_000));
         assert_eq!(pace.deadline(), None);
         assert!(pace.rests(at(9_000)));
         // With company it waits as that does: a deadline that has passed would be looked at
         // without end.
-        pace.ended(at(13_900), 8, 0);
-        assert!(pace.holds(at(13_950), 1));
+        pace.ended(at(13_900), true);
+        assert_eq!(pace.start(at(13_950), 1, 8), Start::Later);
         assert_eq!(pace.deadline(), Some(Deadline(13_950 + WAIT_US_MAX)));
     }
 
@@ -163,38 +177,50 @@ mod tests {
         let mut pace = Pace::default();
         let mut waits = 0;
         for n in 1..=1_000 {
-            pace.ended(at(n * 1_000), 2, 0);
-            waits += u32::from(pace.holds(at(n * 1_000), 1));
-            pace.begun(at(n * 1_000 + 600), 1);
+            pace.ended(at(n * 2_000), true);
+            if pace.start(at(n * 2_000), 1, 2) == Start::Later {
+                waits += 1;
+                assert_eq!(pace.start(at(n * 2_000 + WAIT_US_MAX), 1, 2), Start::Together);
+            }
+            pace.begun(at(n * 2_000 + WAIT_US_MAX));
         }
         assert!((5..=12).contains(&waits), "{waits}");
     }
 
     #[test]
-    fn two_groups_of_clients_become_one() {
+    fn a_commit_waits_for_those_that_are_expected_but_for_a_few() {
         let mut pace = Pace::default();
-        commit(&mut pace, 1_000, 16, 16);
-        assert!(pace.holds(at(1_300), 16) && pace.holds(at(1_350), 20));
-        // A few stragglers hold up nobody.
-        assert!(!pace.holds(at(1_400), 28));
-        commit(&mut pace, 2_000, 28, 2);
-        assert!(pace.holds(at(2_100), 10) && !pace.holds(at(2_200), 30));
+        commit(&mut pace, 1_000);
+        assert_eq!(pace.start(at(1_300), 16, 32), Start::Later);
+        assert_eq!(pace.start(at(1_350), 27, 32), Start::Later);
+        assert_eq!(pace.start(at(1_400), 28, 32), Start::Together);
+        pace.begun(at(1_400));
+        assert_eq!(pace.deadline(), None);
     }
 
     #[test]
     fn the_wait_ends_after_two_commits_and_is_bounded() {
         let mut pace = Pace::default();
-        commit(&mut pace, 1_000, 8, 0);
-        assert!(pace.holds(at(1_300), 5));
+        commit(&mut pace, 1_000);
+        assert_eq!(pace.start(at(1_300), 5, 8), Start::Later);
         assert_eq!(pace.deadline(), Some(Deadline(2_100)));
-        assert!(pace.holds(at(2_099), 5) && !pace.holds(at(2_100), 5));
-        pace.begun(at(2_100), 5);
+        assert_eq!(pace.start(at(2_099), 5, 8), Start::Later);
+        assert_eq!(pace.start(at(2_100), 5, 8), Start::Together);
         assert_eq!(pace.deadline(), None);
         let mut slow = Pace::default();
-        slow.begun(at(0), 0);
-        slow.ended(at(90_000), 8, 0);
-        assert!(slow.holds(at(90_000), 1));
+        slow.begun(at(0));
+        slow.ended(at(90_000), true);
+        assert_eq!(slow.start(at(90_000), 1, 8), Start::Later);
         assert_eq!(slow.deadline(), Some(Deadline(90_000 + WAIT_US_MAX)));
+    }
+
+    #[test]
+    fn one_that_is_called_begins_and_calls_nobody() {
+        let mut pace = Pace::default();
+        commit(&mut pace, 1_000);
+        assert_eq!(pace.start(at(1_300), 5, 8), Start::Later);
+        pace.called();
+        assert_eq!(pace.start(at(1_310), 0, 8), Start::Alone);
     }
 
     #[test]
@@ -202,26 +228,27 @@ mod tests {
         let mut pace = Pace::default();
         let mut waits = 0;
         for n in 1..=1_000 {
-            commit(&mut pace, n * 2_000, 8, 0);
-            if pace.holds(at(n * 2_000), 2) {
+            commit(&mut pace, n * 2_000);
+            if pace.start(at(n * 2_000), 2, 8) == Start::Later {
                 waits += 1;
-                assert!(!pace.holds(at(n * 2_000 + 800), 2));
+                assert_eq!(pace.start(at(n * 2_000 + 800), 2, 8), Start::Together);
             }
-            pace.begun(at(n * 2_000 + 800), 2);
+            pace.begun(at(n * 2_000 + 800));
         }
         assert!((5..=12).contains(&waits), "{waits}");
         // They come back: from the next try on each commit waits for them.
         let mut end = 3_000_000;
         let mut tries = 0;
         while tries <= SKIP_MAX {
-            commit(&mut pace, end, 8, 0);
-            if pace.holds(at(end), 2) {
+            commit(&mut pace, end);
+            if pace.start(at(end), 2, 8) == Start::Later {
                 break;
             }
             (end, tries) = (end + 1_000, tries + 1);
         }
-        assert!(tries <= SKIP_MAX && !pace.holds(at(end + 10), 8));
-        commit(&mut pace, end + 1_000, 8, 0);
-        assert!(pace.holds(at(end + 1_000), 2));
+        assert!(tries <= SKIP_MAX);
+        assert_eq!(pace.start(at(end + 10), 8, 8), Start::Together);
+        commit(&mut pace, end + 1_000);
+        assert_eq!(pace.start(at(end + 1_000), 2, 8), Start::Later);
     }
 }

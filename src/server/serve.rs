@@ -13,6 +13,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use super::auth::AuthPart;
+use super::cadence::Cadence;
 use super::clock::Clock;
 use super::control::{Control, Progress};
 use super::directory::{self, Directory};
@@ -137,8 +138,12 @@ impl Broker {
         let count = plan.cpus.len();
         let mesh = Mesh::new(count);
         let clock = Arc::new(Clock::start());
-        let around =
-            Surroundings { clock: clock.clone(), mesh: mesh.clone(), control: control.clone() };
+        let around = Surroundings {
+            clock: clock.clone(),
+            mesh: mesh.clone(),
+            cadence: Arc::new(Cadence::new(directory.shards)),
+            control: control.clone(),
+        };
         let sampler = Sampler::new(control.clone(), clock, settings.data_dir.clone());
         let about = Arc::new(about(settings, directory));
         let (auth, refresher) = auth_of(settings)?;

@@ -17,13 +17,14 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
+use super::cadence::Cadence;
 use super::clock::Clock;
 use super::control::Control;
 use super::disk::Disk;
 use super::dma::DmaBuf;
 use super::fs_storage::FsStorage;
-use super::mesh::{Mesh, Outgoing};
-use super::pace::Pace;
+use super::mesh::{Mesh, Message, Outgoing};
+use super::pace::{Pace, Start};
 use super::reactor::{self, Alarm, Reactor};
 use super::replies::{Filled, Look, Replies};
 use super::unpark;
@@ -42,6 +43,7 @@ use crate::model::reply::{PopReply, Reply};
 pub struct Surroundings {
     pub clock: Arc<Clock>,
     pub mesh: Mesh,
+    pub cadence: Arc<Cadence>,
     pub control: Arc<Control>,
 }
 
@@ -193,15 +195,39 @@ impl ShardHandle {
     /// What is appended waits for more to come. If so the timer looks again.
     fn gathers(&self) -> bool {
         let shard = &self.core.borrow().shard;
+        let (cadence, now) = (&self.around.cadence, self.now());
+        cadence.waits(self.id, shard.waiting());
         let holds = if shard.may_rest() {
-            self.pace.borrow_mut().rests(self.now())
+            self.pace.borrow_mut().rests(now)
+        } else if shard.may_gather() {
+            cadence.holds(self.id);
+            let start =
+                self.pace.borrow_mut().start(now, cadence.gathered(), cadence.expected(now));
+            if start == Start::Together {
+                self.call_others();
+            }
+            start == Start::Later
         } else {
-            shard.may_gather() && self.pace.borrow_mut().holds(self.now(), shard.waiting())
+            false
         };
         if holds {
             self.alarm.set(self.ticks_at());
         }
         holds
+    }
+
+    /// Those that this shard's clients go to as well begin their commits now.
+    fn call_others(&self) {
+        let mesh = &self.around.mesh;
+        for other in self.around.cadence.call_others(self.id) {
+            mesh.inbox(mesh.executor_of(other)).send(Message::Flush(other));
+        }
+    }
+
+    /// Another shard begins a commit, and this one is to do so too.
+    pub fn flush(&self) {
+        self.pace.borrow_mut().called();
+        self.want_flush();
     }
 
     fn poll_time(self: &Rc<Self>, cx: &Context<'_>) -> Poll<()> {
@@ -275,11 +301,15 @@ impl ShardHandle {
             let Core { shard, fx } = &mut *self.core.borrow_mut();
             let (was, waited) = (shard.is_committing(), shard.waiting());
             guarded(self.id, name, || step(shard, now, fx));
+            let waiting = shard.waiting();
             match (was, shard.is_committing()) {
-                (false, true) => self.pace.borrow_mut().begun(now, shard.waiting()),
+                (false, true) => {
+                    self.around.cadence.begun(self.id, waiting);
+                    self.pace.borrow_mut().begun(now);
+                }
                 (true, false) => {
-                    let waiting = shard.waiting();
-                    self.pace.borrow_mut().ended(now, waited.saturating_sub(waiting), waiting);
+                    self.around.cadence.ended(now, self.id, waited, waiting);
+                    self.pace.borrow_mut().ended(now, waited > waiting);
                 }
                 _ => {}
             }
