@@ -1,8 +1,11 @@
-//! Heap allocations of a push, a pop and an ack in steady state, from the received bytes to the
-//! answer's bytes: the real codec, proto and core, over a disk that answers at once. What glommio
-//! allocates for its tasks and operations is not in here.
+//! Heap allocations of a push, a pop and an ack in steady state.
 //!
-//! The bounds are what was measured. Two allocations of each request are the test's own: the heap
+//! Of a whole broker (`served`): no request makes one of its own. What is left is for each commit (a
+//! task, a buffer), for each millisecond (glommio's timers), and for tables that grow or have their
+//! nodes split.
+//!
+//! And of the codec, proto and core alone, from the received bytes to the answer's bytes, over a disk
+//! that answers at once. The bounds are what was measured. Two allocations of each request are the test's own: the heap
 //! buffer of the one write it makes, in place of the executor's registered memory. A push also
 //! makes the broker's tables grow now and then. What is left besides are lists of a request of
 //! many messages: their number does not grow with the messages.
@@ -14,6 +17,8 @@
 mod counted;
 #[path = "../benches/harness/mod.rs"]
 mod harness;
+#[path = "allocations/served.rs"]
+mod served;
 
 use counted::allocations;
 use harness::Harness;
@@ -150,6 +155,7 @@ fn measure(batch: usize) -> [f64; 3] {
 
 #[test]
 fn a_requests_allocations_do_not_grow_with_its_messages() {
+    counted::exempt();
     let (one, hundred) = (measure(1), measure(100));
     println!("allocations of a push, pop and ack of 1 message {one:.1?}, of 100 {hundred:.1?}");
     // Lists of more than a few are not kept inline, which is what a hundred may cost more.
@@ -158,5 +164,20 @@ fn a_requests_allocations_do_not_grow_with_its_messages() {
         assert!(one[at] <= most, "{name} of one message: {}", one[at]);
         let grown = hundred[at] - one[at];
         assert!(grown <= growth, "{name} of a hundred messages: {grown} more");
+    }
+}
+
+#[test]
+fn no_request_to_a_whole_broker_needs_memory_of_its_own() {
+    let served = served::measure();
+    for (name, allocations) in ["push", "pop", "ack"].iter().zip(&served) {
+        let served::Allocations { mean, quartile } = allocations;
+        println!("allocations of a {name}, served: {mean:.2}, at the first quartile {quartile:.2}");
+    }
+    // Half of one, and of a pop nearly one, are those of its commit, its lease and the milliseconds it
+    // takes. One more for each request is over these.
+    let bounds = [("push", 1.0), ("pop", 1.5), ("ack", 1.0)];
+    for ((name, most), allocations) in bounds.into_iter().zip(&served) {
+        assert!(allocations.quartile < most, "{name}: {allocations:?}");
     }
 }

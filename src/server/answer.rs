@@ -1,5 +1,6 @@
 //! One answer, and how several of them leave in one send.
 
+use std::cell::RefCell;
 use std::io::IoSlice;
 use std::ops::Range;
 
@@ -49,7 +50,7 @@ impl Answer {
     }
 
     pub fn json(status: u16, fill: impl FnOnce(&mut Vec<u8>)) -> Self {
-        let mut body = Vec::with_capacity(256);
+        let mut body = empty_body();
         fill(&mut body);
         Self::new(status, JSON, body)
     }
@@ -89,6 +90,33 @@ impl Answer {
     fn len(&self) -> usize {
         self.body.len() + self.pieces.iter().map(Piece::len).sum::<usize>()
     }
+}
+
+/// Bodies kept for reuse on an executor, and what they may hold in bytes.
+const BODIES_MAX: usize = 64;
+const BODY_BYTES_MIN: usize = 1 << 10;
+const BODY_BYTES_MAX: usize = 64 << 10;
+
+thread_local! {
+    static BODIES: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// For an answer's body, with the memory of an earlier one where there is some.
+pub fn empty_body() -> Vec<u8> {
+    BODIES.with_borrow_mut(Vec::pop).unwrap_or_else(|| Vec::with_capacity(BODY_BYTES_MIN))
+}
+
+/// A body that has been sent, for its memory.
+fn spent_body(mut body: Vec<u8>) {
+    if !(BODY_BYTES_MIN..=BODY_BYTES_MAX).contains(&body.capacity()) {
+        return;
+    }
+    body.clear();
+    BODIES.with_borrow_mut(|kept| {
+        if kept.len() < BODIES_MAX {
+            kept.push(body);
+        }
+    });
 }
 
 /// What of the request shapes the answer's head.
@@ -145,7 +173,7 @@ impl Outbox {
         // A copy of a few bytes costs the kernel less than a second part.
         if answer.body.len() <= JOINED_BYTES_MAX {
             self.heads.extend_from_slice(&answer.body);
-            answer.body = Vec::new();
+            spent_body(std::mem::take(&mut answer.body));
         }
         let head = from..self.heads.len();
         self.bytes += head.len() + answer.len();
@@ -202,7 +230,9 @@ impl Outbox {
     /// The socket has taken everything: claims are delivered. Ready for the next answers.
     pub fn all_sent(&mut self) {
         for item in self.items.drain(..) {
-            if let Some(claimed) = item.answer.and_then(|answer| answer.claimed) {
+            let Some(answer) = item.answer else { continue };
+            spent_body(answer.body);
+            if let Some(claimed) = answer.claimed {
                 claimed.sent();
             }
         }

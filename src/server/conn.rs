@@ -10,20 +10,19 @@
 //! no other.
 
 use std::collections::VecDeque;
-use std::future::{Future, poll_fn};
+use std::future::poll_fn;
 use std::io;
 use std::net::TcpStream;
 use std::panic::AssertUnwindSafe;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::atomic::Ordering;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 use futures_lite::FutureExt;
 
 use super::answer::{Answer, Asked, Outbox};
 use super::node::Node;
-use super::operate;
+use super::operation::Operation;
 use super::reactor;
 use super::shard::ShardHandle;
 use super::sockets::Socket;
@@ -136,8 +135,22 @@ struct Open {
     since_us: u64,
 }
 
+impl Open {
+    /// Ready once there is something to send.
+    fn poll(&mut self, node: &Node, cx: &mut Context<'_>) -> Poll<()> {
+        if let State::Working(operation) = &mut self.state {
+            let answer = ready!(operation.poll(cx));
+            let state = std::mem::replace(&mut self.state, State::Done(answer));
+            if let State::Working(operation) = state {
+                node.return_operation(operation);
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
 enum State {
-    Working(Pin<Box<dyn Future<Output = Answer>>>),
+    Working(Box<dyn Operation>),
     Done(Answer),
     /// An interim answer, as it goes out.
     Raw(&'static [u8]),
@@ -261,18 +274,13 @@ impl Conn {
         };
         self.last = !request.keep_alive;
         self.count_request();
-        let operation = operate::answer(self.node.clone(), self.shard.clone(), request);
-        let mut operation: Pin<Box<dyn Future<Output = Answer>>> = Box::pin(operation);
+        let mut operation = self.node.take_operation();
+        operation.begin(self.node.clone(), self.shard.clone(), request);
+        self.push(State::Working(operation), asked);
+        let Some(open) = self.open.back_mut() else { return };
         // Polled here, so that requests reach the shard in the order they came.
-        let state = match operation.as_mut().poll(cx) {
-            Poll::Ready(answer) => State::Done(answer),
-            Poll::Pending => State::Working(operation),
-        };
-        self.push(state, asked);
-        let parked = self.node.take_parked();
-        if let Some(open) = self.open.back_mut() {
-            open.parked = parked && matches!(open.state, State::Working(_));
-        }
+        let works = open.poll(&self.node, cx).is_pending();
+        open.parked = self.node.take_parked() && works;
     }
 
     fn push(&mut self, state: State, asked: Asked) {
@@ -355,11 +363,8 @@ impl Conn {
         let date = self.node.date();
         while outbox.len() < SEND_BYTES {
             let Some(first) = self.open.front_mut() else { return };
-            if let State::Working(operation) = &mut first.state {
-                match operation.as_mut().poll(cx) {
-                    Poll::Pending => return,
-                    Poll::Ready(answer) => first.state = State::Done(answer),
-                }
+            if first.poll(&self.node, cx).is_pending() {
+                return;
             }
             let Some(mut first) = self.open.pop_front() else { return };
             if first.parked && self.took_claims_too_late(&first.state) {
@@ -428,16 +433,10 @@ impl Conn {
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Event>> {
-        if let Some(first) = self.open.front_mut() {
-            match &mut first.state {
-                State::Working(operation) => {
-                    if let Poll::Ready(answer) = operation.as_mut().poll(cx) {
-                        first.state = State::Done(answer);
-                        return Poll::Ready(Ok(Event::Answer));
-                    }
-                }
-                State::Done(_) | State::Raw(_) => return Poll::Ready(Ok(Event::Answer)),
-            }
+        if let Some(first) = self.open.front_mut()
+            && first.poll(&self.node, cx).is_ready()
+        {
+            return Poll::Ready(Ok(Event::Answer));
         }
         self.watch.set_waker(cx.waker());
         if self.watch.take_expired() || (self.open.is_empty() && self.node.is_closing()) {

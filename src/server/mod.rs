@@ -26,6 +26,7 @@ pub mod meters;
 pub mod node;
 pub mod observe;
 pub mod operate;
+pub mod operation;
 pub mod pace;
 pub mod process;
 pub mod reactor;

@@ -17,6 +17,7 @@ use super::executor;
 use super::mesh::{Inbox, Message, Outgoing};
 use super::meters::Kind;
 use super::observe::About;
+use super::operation::{self, Operation};
 use super::reactor::{self, Reactor};
 use super::shard::{ShardHandle, Surroundings};
 use super::unpark;
@@ -68,6 +69,7 @@ pub struct Node {
     next_shard: Cell<usize>,
     refusing: Cell<usize>,
     outboxes: RefCell<Vec<Outbox>>,
+    operations: RefCell<Vec<Box<dyn Operation>>>,
     opener: RefCell<Opener>,
     /// Compressed bodies being inflated.
     pub inflating: Cell<usize>,
@@ -76,6 +78,8 @@ pub struct Node {
 
 /// Outboxes kept for reuse.
 const OUTBOXES_MAX: usize = 32;
+/// Operations kept for reuse; each has some kilobytes.
+const OPERATIONS_MAX: usize = 256;
 /// An outbox whose heads outgrew this is not kept.
 const OUTBOX_BYTES_MAX: usize = 64 << 10;
 /// Connections over the limit that are being told so at once; more are closed unheard.
@@ -156,6 +160,7 @@ async fn open(part: Part) -> Result<Node, String> {
         next_shard: Cell::new(0),
         refusing: Cell::new(0),
         outboxes: RefCell::default(),
+        operations: RefCell::default(),
         opener: RefCell::new(Opener::new(part.keys)),
         inflating: Cell::new(0),
         auth: part.auth.map(Auth::new),
@@ -282,6 +287,18 @@ impl Node {
 
     pub fn end_refusing(&self) {
         self.refusing.set(self.refusing.get() - 1);
+    }
+
+    pub fn take_operation(&self) -> Box<dyn Operation> {
+        self.operations.borrow_mut().pop().unwrap_or_else(operation::new)
+    }
+
+    /// Takes one back that has given its answer.
+    pub fn return_operation(&self, operation: Box<dyn Operation>) {
+        let mut kept = self.operations.borrow_mut();
+        if kept.len() < OPERATIONS_MAX {
+            kept.push(operation);
+        }
     }
 
     pub fn take_outbox(&self) -> Outbox {

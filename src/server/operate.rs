@@ -3,11 +3,10 @@
 //! A command borrows from the request it was read from; the shard copies what must outlive the
 //! call. So the request lives here, across the wait, exactly where the answer needs it again.
 
-use std::borrow::Cow;
 use std::cell::Cell;
 use std::rc::Rc;
 
-use super::answer::{Answer, JSON, TEXT};
+use super::answer::{self, Answer, JSON, TEXT};
 use super::auth::{self, Caller};
 use super::dma::DmaBuf;
 use super::groups;
@@ -16,7 +15,7 @@ use super::meters::Kind;
 use super::node::Node;
 use super::observe;
 use super::route::{self, Route};
-use super::shard::{Claimed, ShardHandle};
+use super::shard::{Answering, Claimed, ShardHandle};
 use super::transact;
 use crate::http::{Request, Target};
 use crate::model::command::{Command, FrameGroup, PopTarget, PushItem, ReadRequest};
@@ -60,14 +59,12 @@ async fn operate(
     kind.set(Kind::of(&found));
     match found {
         Route::Push => push(node, shard, &request, caller.as_deref()).await,
-        Route::Pop(target) => {
-            let target = owned(target);
+        route @ (Route::Pop(_) | Route::PopByLabels) => {
+            let target = if let Route::Pop(target) = route { Some(target) } else { None };
+            let begun = begin_pop(node, shard, &request, target)?;
             drop(segments);
-            pop(node, shard, request, Some(target)).await
-        }
-        Route::PopByLabels => {
-            drop(segments);
-            pop(node, shard, request, None).await
+            drop(request);
+            end_pop(node, shard, begun).await
         }
         Route::Transact => transact::transact(node, shard, &request, caller.as_deref()).await,
         Route::Ack => {
@@ -275,40 +272,43 @@ pub(super) fn is_binary(request: &Request) -> bool {
     })
 }
 
-fn owned(target: PopTarget<'_>) -> PopTarget<'static> {
-    let own = |name: Cow<'_, str>| Cow::Owned(name.into_owned());
-    match target {
-        PopTarget::Queue(queue) => PopTarget::Queue(own(queue)),
-        PopTarget::Partition { queue, partition } => {
-            PopTarget::Partition { queue: own(queue), partition: own(partition) }
-        }
-        PopTarget::Labels { namespace, task } => {
-            PopTarget::Labels { namespace: own(namespace), task: own(task) }
-        }
-    }
+/// A pop that the shard has. It holds nothing of its request: one that is parked for a minute must
+/// not hold on to its receive buffer.
+struct BegunPop {
+    /// `None`: it names no label.
+    answering: Option<Answering>,
+    discovery: bool,
+    frames: bool,
 }
 
-/// Takes the request whole: a pop that is parked for a minute must not hold on to its receive
-/// buffer.
-async fn pop(
+/// Without a target it goes by the labels of its query.
+fn begin_pop(
+    node: &Node,
+    shard: &Rc<ShardHandle>,
+    request: &Request,
+    target: Option<PopTarget<'_>>,
+) -> Result<BegunPop, Refusal> {
+    let discovery = target.is_none();
+    let query = query(&request.target)?;
+    let Some(target) = target.or_else(|| pop::labels(&query)) else {
+        return Ok(BegunPop { answering: None, discovery, frames: false });
+    };
+    let params = pop::decode(target, &query, node.default_subscription)?;
+    let waits = params.request.wait_ms.is_some();
+    let answering = shard.handle(Command::Pop(params.request));
+    node.note_parked(waits);
+    Ok(BegunPop { answering: Some(answering), discovery, frames: params.frames })
+}
+
+async fn end_pop(
     node: &Rc<Node>,
     shard: &Rc<ShardHandle>,
-    request: Request,
-    target: Option<PopTarget<'static>>,
+    begun: BegunPop,
 ) -> Result<Answer, Refusal> {
-    let discovery = target.is_none();
-    let (answering, frames) = {
-        let query = query(&request.target)?;
-        let Some(target) = target.or_else(|| pop::labels(&query)) else {
-            return Ok(Answer::json(400, pop::encode_no_labels));
-        };
-        let params = pop::decode(target, &query, node.default_subscription)?;
-        let waits = params.request.wait_ms.is_some();
-        let answering = shard.handle(Command::Pop(params.request));
-        node.note_parked(waits);
-        (answering, params.frames)
+    let BegunPop { answering, discovery, frames } = begun;
+    let Some(answering) = answering else {
+        return Ok(Answer::json(400, pop::encode_no_labels));
     };
-    drop(request);
     match answering.await {
         Reply::Pop(reply) if reply.claims.is_empty() => {
             let answer = show_empty(node, &reply, discovery);
@@ -328,7 +328,7 @@ fn show_empty(node: &Node, reply: &PopReply<DmaBuf>, discovery: bool) -> Result<
     if reply.conflation == Conflation::Off {
         return Ok(Answer::nothing());
     }
-    let mut body = Vec::with_capacity(256);
+    let mut body = answer::empty_body();
     pop::encode_json(reply, discovery, &mut node.opener(), &mut body)?;
     Ok(Answer::new(200, JSON, body))
 }
@@ -344,7 +344,7 @@ fn show_claims(
         let pieces: Vec<Piece<DmaBuf>> = pop::encode_frames(reply);
         Answer { pieces, ..Answer::new(200, FRAMED_POP, Vec::new()) }
     } else {
-        let mut body = Vec::with_capacity(1 << 10);
+        let mut body = answer::empty_body();
         pop::encode_json(reply, discovery, &mut node.opener(), &mut body)?;
         Answer::new(200, JSON, body)
     };

@@ -2,6 +2,7 @@
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 #[global_allocator]
 static COUNTED: Counted = Counted;
@@ -10,10 +11,27 @@ struct Counted;
 
 thread_local! {
     static COUNT: Cell<usize> = const { Cell::new(0) };
+    static EXEMPT: Cell<bool> = const { Cell::new(false) };
 }
+
+/// Of all threads but the exempt ones.
+static OTHERS: AtomicUsize = AtomicUsize::new(0);
 
 fn count() {
     COUNT.with(|count| count.set(count.get() + 1));
+    if !EXEMPT.get() {
+        OTHERS.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What this thread asks for is not the others'.
+pub fn exempt() {
+    EXEMPT.set(true);
+}
+
+/// How often threads that are not exempt have asked for memory so far.
+pub fn of_others() -> usize {
+    OTHERS.load(Ordering::Relaxed)
 }
 
 // SAFETY: every call goes to the system's allocator as it came; counting allocates nothing, for
