@@ -5,10 +5,10 @@
 //! nodes split.
 //!
 //! And of the codec, proto and core alone, from the received bytes to the answer's bytes, over a disk
-//! that answers at once. The bounds are what was measured. Two allocations of each request are the test's own: the heap
-//! buffer of the one write it makes, in place of the executor's registered memory. A push also
-//! makes the broker's tables grow now and then. What is left besides are lists of a request of
-//! many messages: their number does not grow with the messages.
+//! that answers at once. The bounds are what was measured. Two allocations of each request are the
+//! test's own: the heap buffer of the one write it makes, in place of the executor's registered
+//! memory. A push also makes the broker's tables grow now and then. What is left besides are lists of
+//! a request of many messages: their number does not grow with the messages.
 
 #![allow(clippy::unwrap_used, reason = "a test ends at its first surprise")]
 #![allow(unsafe_code, reason = "a global allocator is an unsafe trait")]
@@ -19,6 +19,7 @@ mod counted;
 mod harness;
 #[path = "allocations/served.rs"]
 mod served;
+mod support;
 
 use counted::allocations;
 use harness::Harness;
@@ -108,38 +109,37 @@ fn post(target: &str, body: &str) -> Vec<u8> {
     format!("POST {target} HTTP/1.1\r\nHost: l\r\nContent-Length: {length}\r\n\r\n{body}").into()
 }
 
+/// A pushed message of the queue `q`.
+fn item(partition: usize, id: &str) -> String {
+    let payload = "x".repeat(200);
+    format!(
+        "{{\"queue\":\"q\",\"partition\":\"p{partition}\",\
+         \"transactionId\":\"{id}\",\"payload\":{{\"pad\":\"{payload}\"}}}}"
+    )
+}
+
+/// The ack of a popped message.
+fn ack(message: &serde_json::Value) -> String {
+    format!(
+        "{{\"transactionId\":{},\"partitionId\":{},\"leaseId\":{},\"status\":\"completed\"}}",
+        message["transactionId"], message["partitionId"], message["leaseId"]
+    )
+}
+
 /// Allocations of one push, pop and ack of `batch` messages each, on average.
 fn measure(batch: usize) -> [f64; 3] {
     let mut server = Server::new();
     let mut sums = [0usize; 3];
     let pop = format!("GET /api/v1/pop/queue/q?batch={batch} HTTP/1.1\r\nHost: l\r\n\r\n");
-    let payload = "x".repeat(200);
     for round in 0..WARM + MEASURED {
         let partition = round % 20;
-        let items: Vec<String> = (0..batch)
-            .map(|n| {
-                format!(
-                    "{{\"queue\":\"q\",\"partition\":\"p{partition}\",\
-                     \"transactionId\":\"{round}-{n}\",\"payload\":{{\"pad\":\"{payload}\"}}}}"
-                )
-            })
-            .collect();
+        let items: Vec<String> =
+            (0..batch).map(|n| item(partition, &format!("{round}-{n}"))).collect();
         let body = post("/api/v1/push", &format!("{{\"items\":[{}]}}", items.join(",")));
         let pushed = allocations(|| server.push(&body));
         let popped = allocations(|| server.pop(pop.as_bytes()));
         let answer: serde_json::Value = serde_json::from_slice(&server.out).unwrap();
-        let acks: Vec<String> = answer["messages"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|m| {
-                format!(
-                    "{{\"transactionId\":{},\"partitionId\":{},\"leaseId\":{},\
-                     \"status\":\"completed\"}}",
-                    m["transactionId"], m["partitionId"], m["leaseId"]
-                )
-            })
-            .collect();
+        let acks: Vec<String> = answer["messages"].as_array().unwrap().iter().map(ack).collect();
         assert_eq!(acks.len(), batch);
         let body =
             post("/api/v1/ack/batch", &format!("{{\"acknowledgments\":[{}]}}", acks.join(",")));

@@ -11,6 +11,7 @@ use super::meters::Kind;
 use super::route;
 use super::shard::Claimed;
 use super::token::Denial;
+use crate::base::spare::Spare;
 use crate::http::{self, Method, Reject, ResponseHead};
 use crate::model::error::Refusal;
 use crate::proto::error;
@@ -92,31 +93,24 @@ impl Answer {
     }
 }
 
-/// Bodies kept for reuse on an executor, and what they may hold in bytes.
-const BODIES_MAX: usize = 64;
-const BODY_BYTES_MIN: usize = 1 << 10;
-const BODY_BYTES_MAX: usize = 64 << 10;
+/// Room that an answer's body has at least.
+const BODY_BYTES: usize = 1 << 10;
 
 thread_local! {
-    static BODIES: RefCell<Vec<Vec<u8>>> = const { RefCell::new(Vec::new()) };
+    /// Bodies that have been sent from this executor.
+    static BODIES: RefCell<Spare<Vec<u8>>> = RefCell::default();
 }
 
 /// For an answer's body, with the memory of an earlier one where there is some.
 pub fn empty_body() -> Vec<u8> {
-    BODIES.with_borrow_mut(Vec::pop).unwrap_or_else(|| Vec::with_capacity(BODY_BYTES_MIN))
+    let mut body = BODIES.with_borrow_mut(Spare::take);
+    body.reserve(BODY_BYTES);
+    body
 }
 
 /// A body that has been sent, for its memory.
-fn spent_body(mut body: Vec<u8>) {
-    if !(BODY_BYTES_MIN..=BODY_BYTES_MAX).contains(&body.capacity()) {
-        return;
-    }
-    body.clear();
-    BODIES.with_borrow_mut(|kept| {
-        if kept.len() < BODIES_MAX {
-            kept.push(body);
-        }
-    });
+fn spent_body(body: Vec<u8>) {
+    BODIES.with_borrow_mut(|kept| kept.put(body));
 }
 
 /// What of the request shapes the answer's head.

@@ -85,16 +85,17 @@ impl Pace {
         self.wait = Wait::No;
     }
 
-    /// Whether to begin, where so many answers of those that are expected wait for that, in all
-    /// shards.
-    pub fn start(&mut self, now: Now, gathered: usize, expected: usize) -> Start {
+    /// Whether to begin. `count` is asked, where it matters, how many answers wait for that in all
+    /// shards, and of how many that are expected.
+    pub fn start(&mut self, now: Now, count: impl FnOnce() -> (usize, usize)) -> Start {
         // What rested has company: its time does not count any more.
         self.rest_until = None;
+        if self.wait == Wait::No {
+            return Start::Alone;
+        }
+        let (gathered, expected) = count();
         match self.wait {
-            Wait::No => return Start::Alone,
-            Wait::Next | Wait::Until(_) if gathered >= expected - expected / STRAGGLERS => {
-                self.next_skip = SKIP_MIN;
-            }
+            _ if gathered >= expected - expected / STRAGGLERS => self.next_skip = SKIP_MIN,
             Wait::Next => {
                 let most_us = (self.usual_us * COMMITS).min(WAIT_US_MAX);
                 self.wait = Wait::Until(now.mono_us + most_us);
@@ -107,7 +108,7 @@ impl Pace {
                 self.skip = self.next_skip.max(SKIP_MIN);
                 self.next_skip = (self.skip * 2).min(SKIP_MAX);
             }
-            Wait::Until(_) => {}
+            Wait::Until(_) | Wait::No => {}
         }
         self.wait = Wait::No;
         Start::Together
@@ -145,15 +146,15 @@ mod tests {
     #[test]
     fn a_lone_client_never_waits() {
         let mut pace = Pace::default();
-        assert_eq!(pace.start(at(0), 1, 0), Start::Alone);
+        assert_eq!(pace.start(at(0), || (1, 0)), Start::Alone);
         for end in [1_000, 2_000, 3_000] {
             commit(&mut pace, end);
-            assert_eq!(pace.start(at(end + 50), 1, 1), Start::Together);
+            assert_eq!(pace.start(at(end + 50), || (1, 1)), Start::Together);
             assert_eq!(pace.deadline(), None);
         }
         // It has been away for long.
         commit(&mut pace, 4_000);
-        assert_eq!(pace.start(at(60_000_000), 1, 0), Start::Together);
+        assert_eq!(pace.start(at(60_000_000), || (1, 0)), Start::Together);
     }
 
     #[test]
@@ -168,7 +169,7 @@ mod tests {
         // With company it waits as that does: a deadline that has passed would be looked at
         // without end.
         pace.ended(at(13_900), true);
-        assert_eq!(pace.start(at(13_950), 1, 8), Start::Later);
+        assert_eq!(pace.start(at(13_950), || (1, 8)), Start::Later);
         assert_eq!(pace.deadline(), Some(Deadline(13_950 + WAIT_US_MAX)));
     }
 
@@ -178,9 +179,9 @@ mod tests {
         let mut waits = 0;
         for n in 1..=1_000 {
             pace.ended(at(n * 2_000), true);
-            if pace.start(at(n * 2_000), 1, 2) == Start::Later {
+            if pace.start(at(n * 2_000), || (1, 2)) == Start::Later {
                 waits += 1;
-                assert_eq!(pace.start(at(n * 2_000 + WAIT_US_MAX), 1, 2), Start::Together);
+                assert_eq!(pace.start(at(n * 2_000 + WAIT_US_MAX), || (1, 2)), Start::Together);
             }
             pace.begun(at(n * 2_000 + WAIT_US_MAX));
         }
@@ -191,9 +192,9 @@ mod tests {
     fn a_commit_waits_for_those_that_are_expected_but_for_a_few() {
         let mut pace = Pace::default();
         commit(&mut pace, 1_000);
-        assert_eq!(pace.start(at(1_300), 16, 32), Start::Later);
-        assert_eq!(pace.start(at(1_350), 27, 32), Start::Later);
-        assert_eq!(pace.start(at(1_400), 28, 32), Start::Together);
+        assert_eq!(pace.start(at(1_300), || (16, 32)), Start::Later);
+        assert_eq!(pace.start(at(1_350), || (27, 32)), Start::Later);
+        assert_eq!(pace.start(at(1_400), || (28, 32)), Start::Together);
         pace.begun(at(1_400));
         assert_eq!(pace.deadline(), None);
     }
@@ -202,15 +203,15 @@ mod tests {
     fn the_wait_ends_after_two_commits_and_is_bounded() {
         let mut pace = Pace::default();
         commit(&mut pace, 1_000);
-        assert_eq!(pace.start(at(1_300), 5, 8), Start::Later);
+        assert_eq!(pace.start(at(1_300), || (5, 8)), Start::Later);
         assert_eq!(pace.deadline(), Some(Deadline(2_100)));
-        assert_eq!(pace.start(at(2_099), 5, 8), Start::Later);
-        assert_eq!(pace.start(at(2_100), 5, 8), Start::Together);
+        assert_eq!(pace.start(at(2_099), || (5, 8)), Start::Later);
+        assert_eq!(pace.start(at(2_100), || (5, 8)), Start::Together);
         assert_eq!(pace.deadline(), None);
         let mut slow = Pace::default();
         slow.begun(at(0));
         slow.ended(at(90_000), true);
-        assert_eq!(slow.start(at(90_000), 1, 8), Start::Later);
+        assert_eq!(slow.start(at(90_000), || (1, 8)), Start::Later);
         assert_eq!(slow.deadline(), Some(Deadline(90_000 + WAIT_US_MAX)));
     }
 
@@ -218,9 +219,9 @@ mod tests {
     fn one_that_is_called_begins_and_calls_nobody() {
         let mut pace = Pace::default();
         commit(&mut pace, 1_000);
-        assert_eq!(pace.start(at(1_300), 5, 8), Start::Later);
+        assert_eq!(pace.start(at(1_300), || (5, 8)), Start::Later);
         pace.called();
-        assert_eq!(pace.start(at(1_310), 0, 8), Start::Alone);
+        assert_eq!(pace.start(at(1_310), || (0, 8)), Start::Alone);
     }
 
     #[test]
@@ -229,9 +230,9 @@ mod tests {
         let mut waits = 0;
         for n in 1..=1_000 {
             commit(&mut pace, n * 2_000);
-            if pace.start(at(n * 2_000), 2, 8) == Start::Later {
+            if pace.start(at(n * 2_000), || (2, 8)) == Start::Later {
                 waits += 1;
-                assert_eq!(pace.start(at(n * 2_000 + 800), 2, 8), Start::Together);
+                assert_eq!(pace.start(at(n * 2_000 + 800), || (2, 8)), Start::Together);
             }
             pace.begun(at(n * 2_000 + 800));
         }
@@ -241,14 +242,14 @@ mod tests {
         let mut tries = 0;
         while tries <= SKIP_MAX {
             commit(&mut pace, end);
-            if pace.start(at(end), 2, 8) == Start::Later {
+            if pace.start(at(end), || (2, 8)) == Start::Later {
                 break;
             }
             (end, tries) = (end + 1_000, tries + 1);
         }
         assert!(tries <= SKIP_MAX);
-        assert_eq!(pace.start(at(end + 10), 8, 8), Start::Together);
+        assert_eq!(pace.start(at(end + 10), || (8, 8)), Start::Together);
         commit(&mut pace, end + 1_000);
-        assert_eq!(pace.start(at(end + 1_000), 2, 8), Start::Later);
+        assert_eq!(pace.start(at(end + 1_000), || (2, 8)), Start::Later);
     }
 }

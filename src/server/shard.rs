@@ -200,9 +200,10 @@ impl ShardHandle {
         let holds = if shard.may_rest() {
             self.pace.borrow_mut().rests(now)
         } else if shard.may_gather() {
-            cadence.holds(self.id);
-            let start =
-                self.pace.borrow_mut().start(now, cadence.gathered(), cadence.expected(now));
+            let start = self.pace.borrow_mut().start(now, || {
+                cadence.holds(self.id);
+                (cadence.gathered(), cadence.expected(now))
+            });
             if start == Start::Together {
                 self.call_others();
             }

@@ -1,8 +1,7 @@
 //! The same requests to a whole broker of two shards, served by its executors in this process.
 
 use std::fs;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::thread;
@@ -14,44 +13,12 @@ use lanemq::server::serve;
 use lanemq::server::sys::StopSignals;
 
 use crate::counted::{exempt, of_others};
+use crate::support::Client;
 
 const CONNECTIONS: usize = 32;
 /// Rounds of a push, a pop and an ack on each connection; the first are not counted.
 const WARM: usize = 400;
 const ROUNDS: usize = 400;
-
-struct Connection {
-    sends: TcpStream,
-    reads: BufReader<TcpStream>,
-}
-
-impl Connection {
-    fn open(address: SocketAddr) -> Self {
-        let sends = TcpStream::connect(address).unwrap();
-        sends.set_nodelay(true).unwrap();
-        sends.set_read_timeout(Some(Duration::from_secs(30))).unwrap();
-        let reads = BufReader::new(sends.try_clone().unwrap());
-        Self { sends, reads }
-    }
-
-    /// The body of the next answer, which has one of a known length.
-    fn answer(&mut self) -> serde_json::Value {
-        let (mut status, mut length) = (String::new(), 0);
-        self.reads.read_line(&mut status).unwrap();
-        loop {
-            let mut line = String::new();
-            self.reads.read_line(&mut line).unwrap();
-            let Some((name, value)) = line.trim_end().split_once(": ") else { break };
-            if name.eq_ignore_ascii_case("content-length") {
-                length = value.parse().unwrap();
-            }
-        }
-        let mut body = vec![0; length];
-        self.reads.read_exact(&mut body).unwrap();
-        assert!(status.starts_with("HTTP/1.1 20"), "{status}{}", body.escape_ascii());
-        serde_json::from_slice(&body).unwrap()
-    }
-}
 
 /// Allocations of one request.
 #[derive(Debug)]
@@ -97,18 +64,23 @@ fn start(folder: &Path) -> SocketAddr {
     address.recv_timeout(Duration::from_secs(60)).expect("the broker starts")
 }
 
-/// Sends each connection's request, then reads the answers. Returns them and how often the broker
-/// asked for memory meanwhile.
+/// Sends each client's request, then reads the answers. Returns them and how often the broker asked
+/// for memory meanwhile.
 fn round(
-    connections: &mut [Connection],
+    clients: &mut [Client],
     request: impl Fn(usize) -> Vec<u8>,
 ) -> (Vec<serde_json::Value>, usize) {
-    let requests: Vec<_> = (0..connections.len()).map(request).collect();
+    let requests: Vec<_> = (0..clients.len()).map(request).collect();
     let before = of_others();
-    for (connection, request) in connections.iter_mut().zip(&requests) {
-        connection.sends.write_all(request).unwrap();
+    for (client, request) in clients.iter_mut().zip(&requests) {
+        client.send_raw(request).unwrap();
     }
-    let answers = connections.iter_mut().map(Connection::answer).collect();
+    let answer = |client: &mut Client| {
+        let answer = client.read_response(false).unwrap();
+        assert!(matches!(answer.status, 200 | 201), "{answer:?}");
+        answer.json()
+    };
+    let answers = clients.iter_mut().map(answer).collect();
     (answers, of_others() - before)
 }
 
@@ -119,32 +91,22 @@ pub fn measure() -> [Allocations; 3] {
         Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("allocations-{}", std::process::id()));
     let address = start(&folder);
     let _folder = Folder(folder);
-    let mut connections: Vec<_> = (0..CONNECTIONS).map(|_| Connection::open(address)).collect();
+    let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| Client::connect(address).unwrap()).collect();
     let mut counts = [const { Vec::new() }; 3];
-    let payload = "x".repeat(200);
     for number in 0..WARM + ROUNDS {
-        let (pushed, pushes) = round(&mut connections, |at| {
-            let partition = (at * 7 + number) % 64;
-            let items = format!(
-                "{{\"items\":[{{\"queue\":\"q\",\"partition\":\"p{partition}\",\
-                 \"transactionId\":\"{number}-{at}\",\"payload\":{{\"pad\":\"{payload}\"}}}}]}}"
-            );
-            crate::post("/api/v1/push", &items)
+        let (pushed, pushes) = round(&mut clients, |at| {
+            let item = crate::item((at * 7 + number) % 64, &format!("{number}-{at}"));
+            crate::post("/api/v1/push", &format!("{{\"items\":[{item}]}}"))
         });
         assert!(pushed.iter().all(|answer| answer[0]["status"] == "queued"), "{pushed:?}");
-        let (popped, pops) = round(&mut connections, |_| {
+        let (popped, pops) = round(&mut clients, |_| {
             let target = "/api/v1/pop/queue/q?batch=1&wait=true&timeout=20000";
             format!("GET {target} HTTP/1.1\r\nHost: l\r\n\r\n").into()
         });
-        let (acked, acks) = round(&mut connections, |at| {
+        let (acked, acks) = round(&mut clients, |at| {
             let message = &popped[at]["messages"][0];
             assert!(message.is_object(), "{popped:?}");
-            let ack = format!(
-                "{{\"transactionId\":{},\"partitionId\":{},\"leaseId\":{},\
-                 \"status\":\"completed\"}}",
-                message["transactionId"], message["partitionId"], message["leaseId"]
-            );
-            crate::post("/api/v1/ack", &ack)
+            crate::post("/api/v1/ack", &crate::ack(message))
         });
         assert!(acked.iter().all(|answer| answer[0]["success"] == true), "{acked:?}");
         if number >= WARM {
