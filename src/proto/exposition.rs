@@ -184,7 +184,7 @@ fn write_http(server: &ServerStats, text: &mut Text<'_>) {
 }
 
 fn write_executors(server: &ServerStats, text: &mut Text<'_>) {
-    let help = "Time from a wake-up of an executor to its turn.";
+    let help = "The longest turn of an executor's tasks in each 10 ms with work.";
     text.family("lanemq_reactor_delay_seconds", HISTOGRAM, help);
     for (at, executor) in server.executors.iter().enumerate() {
         let number = at.to_string();
@@ -306,7 +306,7 @@ pub fn encode_aliases(exposed: &Exposed<'_>, aliases: &Aliases<'_>, out: &mut Ve
     }
     text.family("queen_raft_storage_full", GAUGE, "1 when pushes are refused for lack of space.");
     text.integer(&[], u64::from(exposed.shards.iter().any(|shard| shard.storage_full)));
-    let help = "Mean time from a wake-up to its turn, in milliseconds.";
+    let help = "Mean of the longest turns of an executor's tasks in each 10 ms, in milliseconds.";
     text.family("queen_event_loop_lag_avg_milliseconds", GAUGE, help);
     for (at, executor) in server.executors.iter().enumerate() {
         let mean = executor.reactor_us.sum as f64 / executor.reactor_us.count().max(1) as f64;

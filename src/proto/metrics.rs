@@ -43,7 +43,7 @@ pub struct RouteStats {
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ExecutorStats {
-    /// From a wake-up to its task's turn.
+    /// The longest turn of its tasks in each 10 ms with work.
     pub reactor_us: Micros,
     pub recovery_us: u64,
 }

@@ -211,7 +211,7 @@ impl Conn {
             match self.wait().await? {
                 Event::Answer => {}
                 // Reads never wait while there is something to read.
-                Event::Bytes => glommio::yield_if_needed().await,
+                Event::Bytes => self.node.reactor.yield_if_due().await,
                 Event::Fin => self.on_fin(),
                 Event::Expired => self.on_expired(),
             }
@@ -354,7 +354,7 @@ impl Conn {
         self.answered += requests;
         if self.answered >= ANSWERS_A_TURN {
             self.answered = 0;
-            glommio::yield_if_needed().await;
+            self.node.reactor.yield_if_due().await;
         }
         Ok(true)
     }

@@ -337,7 +337,7 @@ mod tests {
             executor::warm_up(&path.join("probe")).await.unwrap();
             let clock = Arc::new(Clock::start());
             let reactor = Reactor::new(clock, Arc::default()).unwrap();
-            glommio::spawn_local(reactor.clone().run()).detach();
+            glommio::spawn_local(reactor.clone().run(|_| {})).detach();
             let disk = Rc::new(Disk::open(&path, reactor).unwrap());
             test(disk, path.clone()).await;
         });

@@ -12,9 +12,11 @@ use glommio::{LocalExecutorBuilder, Placement};
 
 use super::unpark::Slot;
 
-/// glommio's own 100 ms would let busy tasks hold back I/O and messages for that long. Short
-/// timers make the parking bug likely (see [`super::unpark`]): never without the watchdog.
-const PREEMPT: Duration = Duration::from_millis(1);
+/// How often glommio comes to its own turn where the tasks leave it none. It ends a doze of the
+/// reactor, which a sleep more costs, and nothing that waits for it is urgent: files are opened and
+/// removed there, and the watchdog is heard. Short timers make the parking bug likely (see
+/// [`super::unpark`]): never without the watchdog.
+const PREEMPT: Duration = Duration::from_millis(10);
 
 #[derive(Clone, Debug)]
 pub struct Settings {

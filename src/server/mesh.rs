@@ -79,6 +79,8 @@ pub struct Inbox {
 struct State {
     waiting: Vec<Message>,
     reader: Option<Waker>,
+    /// The reader was woken where its executor sleeps, and has not come yet.
+    woken: bool,
     attention: Attention,
     bell: Option<Bell>,
 }
@@ -128,11 +130,12 @@ impl Inbox {
             }
             // It reads already.
             Attention::Dozes => {}
-            // The reader leaves its waker when it finds nothing: one wake-up until it comes again.
+            // Once until it comes. Its waker stays: glommio passes such a wake-up on in a turn of its
+            // own, and an executor that is woken by something else looks before that.
             Attention::Sleeps => {
-                let reader = state.reader.take();
-                drop(state);
-                reader.into_iter().for_each(Waker::wake);
+                if !std::mem::replace(&mut state.woken, true) {
+                    state.reader.iter().for_each(Waker::wake_by_ref);
+                }
             }
         }
     }
@@ -179,6 +182,7 @@ impl Inbox {
         assert!(batch.is_empty(), "the last batch was not worked off");
         poll_fn(|cx| {
             let mut state = self.lock();
+            state.woken = false;
             if state.waiting.is_empty() {
                 let old = state.reader.replace(cx.waker().clone());
                 drop(state);
@@ -261,6 +265,9 @@ mod tests {
     use crate::server::executor::{self, Settings};
     use crate::server::host;
     use crate::server::unpark::{self, Slot};
+    use std::pin::pin;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+    use std::task::{Context, Wake};
 
     #[test]
     fn shards_lie_on_executors_in_turn() {
@@ -288,6 +295,40 @@ mod tests {
         outgoing.flush();
         outgoing.flush();
         assert_eq!((senders(0), senders(1)), (vec![6], vec![4, 2, 8]));
+    }
+
+    #[test]
+    fn a_reader_that_was_woken_in_its_sleep_is_found_by_a_look() {
+        let woken = Arc::new(Woken::default());
+        let waker = Waker::from(woken.clone());
+        let mut cx = Context::from_waker(&waker);
+        let inbox = Inbox::default();
+        inbox.attend(Bell::new().unwrap());
+        let mut batch = Vec::new();
+        for round in 0..2 {
+            {
+                let mut receiving = pin!(inbox.receive(&mut batch));
+                assert!(receiving.as_mut().poll(&mut cx).is_pending());
+                assert!(!inbox.sleep());
+                inbox.send(Message::Begin);
+                inbox.send(Message::Drain);
+                assert_eq!(woken.0.load(Ordering::SeqCst), 2 * round + 1, "once for both");
+                // Something else has woken the executor.
+                assert!(inbox.look());
+                assert_eq!(woken.0.load(Ordering::SeqCst), 2 * round + 2);
+                assert!(receiving.as_mut().poll(&mut cx).is_ready());
+            }
+            assert_eq!(batch.drain(..).count(), 2);
+        }
+    }
+
+    #[derive(Default)]
+    struct Woken(AtomicUsize);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::SeqCst);
+        }
     }
 
     #[test]

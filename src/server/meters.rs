@@ -119,7 +119,7 @@ struct RouteMeters {
 #[derive(Debug, Default)]
 pub struct Meters {
     routes: [RouteMeters; KINDS.len()],
-    /// From the watchdog's wake-up to its task's turn.
+    /// The longest turn of its tasks in each 10 ms with work.
     pub reactor_us: Recorder<4>,
     /// The longest since it was last taken.
     reactor_us_max: AtomicU64,

@@ -20,7 +20,6 @@ use super::observe::About;
 use super::operation::{self, Operation};
 use super::reactor::{self, Reactor};
 use super::shard::{ShardHandle, Surroundings};
-use super::unpark;
 use super::watch::Watches;
 use crate::base::cipher::Keys;
 use crate::base::ids::ShardId;
@@ -105,14 +104,11 @@ pub async fn run(part: Part) {
         reactor::spawn(shard.clone().keep_flushing()).detach();
     }
     reactor::spawn(node.clone().sweep()).detach();
-    glommio::spawn_local(node.reactor.clone().run()).detach();
-    let woken = node.around.control.clone();
-    let index = node.index;
-    unpark::on_wake(move |delay_us| {
-        if let Some(us) = delay_us {
-            woken.gauges[index].meters.reactor_delayed(us);
-        }
-    });
+    let report = {
+        let node = node.clone();
+        move |us| node.gauges().meters.reactor_delayed(us)
+    };
+    glommio::spawn_local(node.reactor.clone().run(report)).detach();
     reactor::counted(node.work()).await;
     // What is dropped with the executor must not reach the shards any more.
     node.shards.iter().for_each(|shard| shard.close());
@@ -184,7 +180,7 @@ impl Node {
                 if !self.obey(message, &mut messages) {
                     return;
                 }
-                glommio::yield_if_needed().await;
+                self.reactor.yield_if_due().await;
             }
         }
     }

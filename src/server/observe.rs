@@ -517,7 +517,7 @@ impl Watch<'_> {
             if at.iter().all(|at| *at == WalkAt::End) {
                 return Ok(cut);
             }
-            glommio::yield_if_needed().await;
+            self.node.reactor.yield_if_due().await;
         }
     }
 }

@@ -259,7 +259,7 @@ pub(super) async fn read_groups<'a>(
         let Some(group) = group else { return Ok(groups) };
         groups.push(group);
         if inflating.is_only_one() {
-            glommio::yield_if_needed().await;
+            node.reactor.yield_if_due().await;
         }
     }
 }

@@ -7,9 +7,9 @@
 //! reads and writes, and the bell that other executors ring. Deadlines bound that wait.
 //!
 //! What glommio does by itself (files are opened, renamed and removed there, and timers of seconds
-//! run there) is seen only in its own turns. They come with its preemption timer, each millisecond;
-//! while an operation of a file is on its way, and once nothing has come for some milliseconds, the
-//! executor sleeps in glommio as any other.
+//! run there) is seen only in its own turns. They come with its preemption timer, each 10 ms; while an
+//! operation of a file is on its way, and once nothing has come for some milliseconds, the executor
+//! sleeps in glommio as any other.
 
 use std::cell::{Cell, RefCell};
 use std::future::{Future, poll_fn};
@@ -28,6 +28,7 @@ use super::clock::Clock;
 use super::mesh::{Bell, Inbox};
 use super::ring::Ring;
 use super::sockets::{Sockets, Waiting};
+use super::unpark;
 use super::watch::WakerCell;
 
 /// So long after the last news the executor sleeps in glommio.
@@ -36,6 +37,10 @@ const DOZE_US: u64 = 3_000;
 const RETRY_US: u64 = 1_000;
 /// While tasks go on working, the sockets are looked at once in so many microseconds.
 const LOOK_US: u64 = 50;
+/// A task that has more to do lets others have their turn once a turn takes so many microseconds.
+const TURN_US: u64 = 1_000;
+/// How often the longest turn is reported, in microseconds.
+const REPORT_US: u64 = 10_000;
 
 thread_local! {
     /// How often tasks of this executor were polled.
@@ -77,6 +82,8 @@ pub struct Reactor {
     errands: Cell<usize>,
     /// When something last came, in monotonic microseconds.
     news_us: Cell<u64>,
+    /// When this turn of the tasks began.
+    turn_us: Cell<u64>,
 }
 
 /// A time at which a task wants to be woken.
@@ -87,6 +94,13 @@ pub struct Alarm {
     task: WakerCell,
     /// Wakes the reactor where it sleeps.
     sleeper: Rc<WakerCell>,
+}
+
+/// What a look at all but the sockets has shown.
+struct Noticed {
+    any: bool,
+    /// When that was, in monotonic microseconds.
+    at_us: u64,
 }
 
 /// Kept while glommio does something that only its own turns show the end of.
@@ -110,6 +124,7 @@ impl Reactor {
             alarms: RefCell::default(),
             sleeper: Rc::default(),
             errands: Cell::new(0),
+            turn_us: news_us.clone(),
             news_us,
         }))
     }
@@ -127,16 +142,27 @@ impl Reactor {
     }
 
     /// Waits for whatever wakes the tasks of this executor, for ever. One task for each.
-    pub async fn run(self: Rc<Self>) {
+    ///
+    /// `report` is told each 10 ms, while there is work, how long the longest turn since was, in
+    /// microseconds: a task that had something to do waited so long for its own at most.
+    pub async fn run(self: Rc<Self>, report: impl Fn(u64)) {
+        let (mut longest_us, mut reported_us) = (0, 0);
         loop {
-            self.notice();
-            if others_ran().await {
-                if self.sockets.look_age_us() >= LOOK_US {
+            unpark::note_turn();
+            self.turn_us.set(self.notice().at_us);
+            let busy = others_ran().await;
+            let now_us = self.clock.now().mono_us;
+            longest_us = longest_us.max(now_us - self.turn_us.get());
+            if now_us - reported_us >= REPORT_US {
+                report(std::mem::take(&mut longest_us));
+                reported_us = now_us;
+            }
+            if busy {
+                if now_us - self.sockets.looked_us() >= LOOK_US {
                     self.sockets.look(Duration::ZERO);
                 }
                 continue;
             }
-            let now_us = self.clock.now().mono_us;
             let until_us = self.news_us.get() + DOZE_US;
             if self.ring.is_behind() {
                 self.doze(now_us, now_us + RETRY_US);
@@ -149,8 +175,15 @@ impl Reactor {
         }
     }
 
+    /// Lets the other tasks have their turn if this one takes long already.
+    pub async fn yield_if_due(&self) {
+        if self.clock.now().mono_us - self.turn_us.get() >= TURN_US {
+            yield_now().await;
+        }
+    }
+
     /// Wakes the tasks that something has come for.
-    fn notice(&self) -> bool {
+    fn notice(&self) -> Noticed {
         let (ended, written) = (self.ring.harvest(), self.inbox.look());
         let now_us = self.clock.now().mono_us;
         let mut due = false;
@@ -161,7 +194,7 @@ impl Reactor {
                 due = true;
             }
         }
-        ended || written || due
+        Noticed { any: ended || written || due, at_us: now_us }
     }
 
     /// All tasks wait: waits with them.
@@ -172,8 +205,9 @@ impl Reactor {
         let until_us = self.next_alarm().unwrap_or(u64::MAX).min(until_us);
         let most = Duration::from_micros(until_us.saturating_sub(now_us));
         let news = self.sockets.look(most);
-        if self.notice() || news {
-            self.news_us.set(self.clock.now().mono_us);
+        let noticed = self.notice();
+        if noticed.any || news {
+            self.news_us.set(noticed.at_us);
         }
     }
 
@@ -244,6 +278,11 @@ mod tests {
     use std::sync::mpsc;
     use std::thread;
 
+    thread_local! {
+        /// The longest turn that the reactor of this thread has reported.
+        static LONGEST_US: Cell<u64> = const { Cell::new(0) };
+    }
+
     /// Runs `task` on an executor that nobody but its reactor wakes, and `outside` beside it.
     fn with_reactor<F: Future<Output = ()>>(
         task: impl FnOnce(Rc<Reactor>) -> F + Send + 'static,
@@ -257,7 +296,8 @@ mod tests {
         let there = inbox.clone();
         let thread = executor::spawn("reactor".to_owned(), settings, None, move || async move {
             let reactor = Reactor::new(Arc::new(Clock::start()), there).unwrap();
-            glommio::spawn_local(reactor.clone().run()).detach();
+            let report = |us| LONGEST_US.set(LONGEST_US.get().max(us));
+            glommio::spawn_local(reactor.clone().run(report)).detach();
             counted(task(reactor)).await;
             ended.send(()).unwrap();
         });
@@ -305,6 +345,39 @@ mod tests {
                 glommio::timer::sleep(Duration::from_micros(10 * DOZE_US)).await;
                 let late_us = late_us(&reactor, &alarm, 3 * DOZE_US).await;
                 assert!(late_us < 1_000_000, "{late_us}");
+            },
+            |_| {},
+        );
+    }
+
+    #[test]
+    fn a_task_with_much_to_do_lets_others_have_their_turn_and_a_long_turn_is_reported() {
+        const STEPS: u32 = 100;
+        with_reactor(
+            |reactor| async move {
+                let turns = Rc::new(Cell::new(0));
+                let counter = turns.clone();
+                let others = spawn(async move {
+                    loop {
+                        counter.set(counter.get() + 1);
+                        yield_now().await;
+                    }
+                });
+                yield_now().await;
+                let before = turns.get();
+                for _ in 0..STEPS {
+                    thread::sleep(Duration::from_micros(TURN_US / 5));
+                    reactor.yield_if_due().await;
+                }
+                // A step may take longer than it was told to, never less.
+                let turns = turns.get() - before;
+                assert!((STEPS / 5 - 1..=STEPS).contains(&turns), "{turns}");
+                others.cancel().await;
+                let alarm = reactor.alarm();
+                late_us(&reactor, &alarm, REPORT_US).await;
+                thread::sleep(Duration::from_micros(3 * REPORT_US));
+                late_us(&reactor, &alarm, 2 * REPORT_US).await;
+                assert!(LONGEST_US.get() >= 3 * REPORT_US, "{}", LONGEST_US.get());
             },
             |_| {},
         );

@@ -304,7 +304,7 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         glommio::LocalExecutorBuilder::default().io_memory(1 << 20).make().unwrap().run(async {
             let reactor = Reactor::new(Arc::new(Clock::start()), Arc::default()).unwrap();
-            glommio::spawn_local(reactor.clone().run()).detach();
+            glommio::spawn_local(reactor.clone().run(|_| {})).detach();
             let file = Rc::new(DmaFile::open(&path).await.unwrap());
             test(reactor.ring.clone(), file).await;
         });

@@ -136,9 +136,9 @@ impl Sockets {
         !events.is_empty()
     }
 
-    /// How long ago the last look was.
-    pub fn look_age_us(&self) -> u64 {
-        self.clock.now().mono_us - self.looked_us.get()
+    /// When the last look was, in monotonic microseconds.
+    pub fn looked_us(&self) -> u64 {
+        self.looked_us.get()
     }
 }
 
@@ -255,7 +255,8 @@ impl Socket {
 
     /// Whether the peer has closed or reset, and nothing it sent is left to read.
     pub fn has_left(&self) -> bool {
-        if self.sockets.look_age_us() > FRESH_US {
+        let age_us = self.sockets.clock.now().mono_us - self.sockets.looked_us.get();
+        if age_us > FRESH_US {
             self.sockets.look(Duration::ZERO);
         }
         self.news.ended.get() && sys::has_left(&self.stream)
@@ -304,7 +305,7 @@ mod tests {
             let reactor = Reactor::new(clock, Arc::default()).unwrap();
             let sockets = reactor.sockets.clone();
             let socket = sockets.adopt(stream).unwrap();
-            glommio::spawn_local(reactor.run()).detach();
+            glommio::spawn_local(reactor.run(|_| {})).detach();
             task(socket).await;
             assert!(sockets.slots.borrow().news.iter().all(Option::is_none));
             ended.send(()).unwrap();

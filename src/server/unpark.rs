@@ -1,4 +1,4 @@
-//! The watchdog: one plain thread that wakes every executor each 10 ms.
+//! The watchdog: one plain thread that each 10 ms wakes every executor that shows no sign of life.
 //!
 //! glommio 0.9 can go to sleep with runnable tasks: where the preempt timer fires before any
 //! task queue ran (the thread was descheduled), its loop takes "nothing ran" for "nothing to
@@ -10,18 +10,19 @@
 //! the executor's thread gets SIGURG with an empty handler, which interrupts the system call
 //! it would otherwise sleep in for ever.
 //!
-//! Cost: 60 to 200 µs of CPU a wake-up, at 10 ms one to two percent of a core for each executor.
-//! An executor whose shards have had nothing to do for a second is woken each 30 ms only: the
-//! loss needs work to strike, and whoever brings the first piece waits at most that long.
+//! Cost: 60 to 200 µs of CPU a wake-up, at 10 ms one to two percent of a core. An executor that has
+//! turned since the last look is not parked, and is spared it. One whose shards have had nothing to
+//! do for a second is woken each 30 ms only: the loss needs work to strike, and whoever brings the
+//! first piece waits at most that long.
 
 use std::cell::RefCell;
 use std::future::poll_fn;
 use std::io;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use super::sys::{self, ThreadHandle};
 
@@ -38,13 +39,9 @@ const SLOW_EACH: u32 = 100;
 const IDLE_AFTER: u32 = 100;
 const IDLE_EACH: u32 = 3;
 
-/// What is done at a wake-up, and is told how long it waited where that is known.
-type OnWake = dyn Fn(Option<u64>);
-
 thread_local! {
     /// The watchdog's slot of this thread's executor.
     static HERE: RefCell<Option<Arc<Slot>>> = const { RefCell::new(None) };
-    static ON_WAKE: RefCell<Option<Box<OnWake>>> = const { RefCell::new(None) };
 }
 
 /// Tells the watchdog that this executor has work.
@@ -56,16 +53,13 @@ pub fn note_activity() {
     });
 }
 
-/// Has `action` run on this executor at each of the watchdog's wake-ups. It is told how long the
-/// wake-up has waited for its turn, in microseconds: that long any other task waits too.
-pub fn on_wake(action: impl Fn(Option<u64>) + 'static) {
-    ON_WAKE.set(Some(Box::new(action)));
-}
-
-/// Never 0, which stands for never.
-fn since_start_us() -> u64 {
-    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    u64::try_from(START.elapsed().as_micros()).unwrap_or(u64::MAX).saturating_add(1)
+/// Tells the watchdog that this executor runs its tasks in turn.
+pub fn note_turn() {
+    HERE.with_borrow(|slot| {
+        if let Some(slot) = slot {
+            slot.turned.store(true, Ordering::Relaxed);
+        }
+    });
 }
 
 /// What the watchdog knows of one executor.
@@ -75,8 +69,8 @@ pub struct Slot {
     unanswered: AtomicU32,
     /// Periods since the last activity.
     idle_periods: AtomicU32,
-    /// When the oldest unanswered wake-up was sent; 0 when there is none.
-    woken_us: AtomicU64,
+    /// It has run its tasks in turn since the watchdog last looked.
+    turned: AtomicBool,
     finished: AtomicBool,
 }
 
@@ -118,9 +112,6 @@ impl Slot {
         let mut first = true;
         glommio::spawn_local(poll_fn(move |cx| {
             slot.unanswered.store(0, Ordering::Relaxed);
-            let woken_us = slot.woken_us.swap(0, Ordering::Relaxed);
-            let delay_us = (woken_us > 0).then(|| since_start_us().saturating_sub(woken_us));
-            ON_WAKE.with_borrow(|action| action.iter().for_each(|action| action(delay_us)));
             if std::mem::take(&mut first) {
                 slot.set(Target::Running(cx.waker().clone()));
             }
@@ -142,15 +133,13 @@ impl Slot {
         match &*self.target.lock().unwrap_or_else(PoisonError::into_inner) {
             Target::None => {}
             Target::Starting(thread) => thread.kick(),
+            Target::Running(_) if self.turned.swap(false, Ordering::Relaxed) => {}
             Target::Running(waker) => {
                 let idle = self.idle_periods.fetch_add(1, Ordering::Relaxed);
                 if idle >= IDLE_AFTER && !idle.is_multiple_of(IDLE_EACH) {
                     return;
                 }
                 let unanswered = self.unanswered.fetch_add(1, Ordering::Relaxed);
-                if unanswered == 0 {
-                    self.woken_us.store(since_start_us(), Ordering::Relaxed);
-                }
                 if unanswered < UNANSWERED_FAST || unanswered.is_multiple_of(SLOW_EACH) {
                     waker.wake_by_ref();
                 }
@@ -165,7 +154,6 @@ pub struct Attached(Arc<Slot>);
 impl Drop for Attached {
     fn drop(&mut self) {
         HERE.set(None);
-        ON_WAKE.set(None);
         self.0.finish();
     }
 }
@@ -183,4 +171,32 @@ pub fn start(slots: Vec<Arc<Slot>>, period: Duration) -> io::Result<JoinHandle<(
             slots.iter().for_each(|slot| slot.wake());
         }
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::task::Wake;
+
+    #[derive(Default)]
+    struct Woken(AtomicU32);
+
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn an_executor_that_turns_is_left_alone_and_one_that_stops_is_woken() {
+        let woken = Arc::new(Woken::default());
+        let slot = Slot::default();
+        slot.set(Target::Running(Waker::from(woken.clone())));
+        let looks = |turning: bool| {
+            slot.turned.store(turning, Ordering::Relaxed);
+            slot.wake();
+            woken.0.load(Ordering::Relaxed)
+        };
+        assert_eq!([true, true, false, false, true].map(looks), [0, 0, 1, 2, 2]);
+    }
 }
