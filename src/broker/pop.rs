@@ -458,11 +458,17 @@ impl<B: IoBuf> Shard<B> {
         self.pop_finish(task, fx);
     }
 
+    /// All that wait or visit, in the order of their tokens.
+    pub(super) fn open_pops(&self) -> Vec<TaskId> {
+        let mut pops: Vec<_> = self.pops.iter().collect();
+        pops.sort_unstable();
+        pops.into_iter().map(|(_, task)| *task).collect()
+    }
+
     /// A queue was made: discovery pops that wait for its labels stand in its line too, and
     /// pinned ones that want conflation register.
     pub(super) fn queue_appeared(&mut self, now: Now, image: &QueueImage, fx: &mut Effects<B>) {
-        let waiting: Vec<TaskId> = self.pops.values().copied().collect();
-        for task in waiting {
+        for task in self.open_pops() {
             let Some(pop) = self.pop_task(task) else { continue };
             let looks = match &pop.target {
                 Target::Labels { namespace, task: label } => {

@@ -167,7 +167,7 @@ pub struct Shard<B: IoBuf> {
     pub(super) visit_turn: usize,
     pub(super) tasks: HashMap<TaskId, Task<B>, ahash::RandomState>,
     /// Waiting or visiting pops by the token of their client.
-    pub(super) pops: BTreeMap<Token, TaskId>,
+    pub(super) pops: HashMap<Token, TaskId, ahash::RandomState>,
     pub(super) claim_jobs: HashMap<u64, ClaimJob<B>, ahash::RandomState>,
     pub(super) waiting_pushes: BTreeMap<u64, WaitingPush<B>>,
     /// Always there but inside the step that uses it.
@@ -302,7 +302,7 @@ impl<B: IoBuf> Shard<B> {
     /// Open requests finish.
     pub fn drain(&mut self, now: Now, fx: &mut Effects<B>) {
         self.draining = true;
-        let pops: Vec<TaskId> = self.pops.values().copied().collect();
+        let pops = self.open_pops();
         for task in pops {
             self.pop_gone(task, fx);
         }

@@ -125,7 +125,7 @@ impl<B: IoBuf> Shard<B> {
             next_id: 0,
             visit_turn: 0,
             tasks: HashMap::with_hasher(hasher()),
-            pops: BTreeMap::new(),
+            pops: HashMap::with_hasher(hasher()),
             claim_jobs: HashMap::with_hasher(hasher()),
             waiting_pushes: BTreeMap::new(),
             turns: Turns::default(),

@@ -56,6 +56,8 @@ pub struct ShardHandle {
     /// When the shard next wants its tick.
     alarm: Rc<Alarm>,
     flusher: Flusher,
+    /// Those that have nothing to do.
+    hands: RefCell<Vec<Rc<Hand>>>,
     pace: RefCell<Pace>,
     outgoing: Rc<Outgoing>,
     /// The pump is at work further up the stack; it will find what this step asked for.
@@ -73,6 +75,16 @@ struct Core {
     shard: Shard<DmaBuf>,
     fx: Effects<DmaBuf>,
 }
+
+/// A task that performs the log's reads and writes, one after the other.
+#[derive(Default)]
+struct Hand {
+    io: RefCell<Option<LogIo<DmaBuf>>>,
+    task: WakerCell,
+}
+
+/// Hands kept for reuse; each has some kilobytes.
+const HANDS_MAX: usize = 64;
 
 /// Flushes the shard behind the tasks that are ready to run now, so that what they append goes
 /// out in one write, and looks once for all of them at what has become of it.
@@ -106,6 +118,7 @@ impl ShardHandle {
             around,
             alarm: reactor.alarm(),
             flusher: Flusher::default(),
+            hands: RefCell::default(),
             pace: RefCell::default(),
             outgoing,
             pumping: Cell::new(false),
@@ -350,15 +363,35 @@ impl ShardHandle {
 
     fn begin_io(self: &Rc<Self>, io: LogIo<DmaBuf>) {
         unpark::note_activity();
-        let shard = self.clone();
-        reactor::spawn(async move {
-            let done = shard.disk.perform(io).await;
-            shard.call("complete", |core, now, fx| core.complete(now, done, fx));
+        let idle = self.hands.borrow_mut().pop();
+        if let Some(hand) = idle {
+            hand.io.replace(Some(io));
+            hand.task.wake();
+        } else {
+            let hand = Rc::new(Hand { io: RefCell::new(Some(io)), ..Hand::default() });
+            reactor::spawn(self.clone().lend(hand)).detach();
+        }
+    }
+
+    /// The task of a hand.
+    async fn lend(self: Rc<Self>, hand: Rc<Hand>) {
+        loop {
+            let io = poll_fn(|cx| {
+                hand.task.set(cx.waker());
+                hand.io.take().map_or(Poll::Pending, Poll::Ready)
+            })
+            .await;
+            let done = self.disk.perform(io).await;
+            self.call("complete", |core, now, fx| core.complete(now, done, fx));
             // At once: clients of other executors wait for it.
-            shard.outgoing.flush();
-            shard.want_flush();
-        })
-        .detach();
+            self.outgoing.flush();
+            self.want_flush();
+            let mut idle = self.hands.borrow_mut();
+            if idle.len() == HANDS_MAX {
+                return;
+            }
+            idle.push(hand.clone());
+        }
     }
 
     /// After each turn's steps: the deadline may have moved, the shard may have come to an end.
