@@ -7,7 +7,7 @@
 
 use bytes::{Buf, Bytes, BytesMut};
 
-use crate::base::limits::{RECV_RETAIN_MAX, RECV_SPACE_MIN};
+use crate::base::limits::{RECV_RETAIN_MAX, RECV_SPACE_LOW, RECV_SPACE_MIN};
 
 #[derive(Default)]
 pub(super) struct RecvBuffer {
@@ -70,7 +70,9 @@ impl RecvBuffer {
         assert!(count <= self.filled);
         let front = self.bytes.split_to(count).freeze();
         self.filled -= count;
-        self.hint = self.hint.max(count);
+        // Room to spare: a receive that fills it all asks for another one, and a small request may
+        // come before the next as large as this.
+        self.hint = self.hint.max(count + RECV_SPACE_LOW);
         if self.allocated > RECV_RETAIN_MAX {
             // The few bytes behind a large request move out, so that its memory goes with it.
             self.hint = 0;
@@ -128,7 +130,6 @@ impl RecvBuffer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::base::limits::RECV_SPACE_LOW;
 
     fn receive(buffer: &mut RecvBuffer, data: &[u8]) {
         let enough = RECV_SPACE_MIN.max(data.len());
@@ -149,6 +150,33 @@ mod tests {
             assert_eq!(buffer.allocated(), RECV_SPACE_MIN);
         }
         assert_eq!(buffer.data().as_ptr(), place);
+    }
+
+    #[test]
+    fn a_large_request_after_a_small_one_fits_in_one_receive_with_room_to_spare() {
+        const SMALL: usize = 125;
+        const LARGE: usize = 13_734;
+        let mut buffer = RecvBuffer::default();
+        let mut room = Vec::new();
+        for _ in 0..10 {
+            for size in [SMALL, LARGE] {
+                while buffer.len() < size {
+                    let left = size - buffer.len();
+                    let space = match buffer.len() {
+                        0 => buffer.space_idle(RECV_SPACE_MIN),
+                        _ => buffer.space(left.max(RECV_SPACE_MIN), left.min(RECV_SPACE_LOW)),
+                    };
+                    room.push(space.len());
+                    let came = space.len().min(left);
+                    buffer.commit(came);
+                }
+                drop(buffer.take(size));
+            }
+        }
+        // The first large one had to show its size.
+        let usual = &room[room.len() - 18..];
+        assert!(usual.iter().skip(1).step_by(2).all(|room| *room > LARGE), "{room:?}");
+        assert!(room.len() <= 22, "{room:?}");
     }
 
     #[test]
