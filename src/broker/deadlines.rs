@@ -1,9 +1,12 @@
 //! One queue of deadlines for a whole shard, with removal: leases, holds and waiters share it.
 //!
-//! A binary heap in which each entry knows its place. Its memory follows the most entries there were
-//! at a time and is used again, where a tree would ask for nodes and give them back with each lease.
+//! A binary heap in which each entry knows its place. Its memory is used again, where a tree would ask
+//! for nodes and give them back with each lease; that of a crowd is given back when none is left.
 
 use crate::base::time::{Deadline, Now};
+
+/// Places kept for reuse when no entry is left.
+const KEPT_MAX: usize = 16 << 10;
 
 /// Names one entry for its removal. Ordered by time, then by arrival. Small, as each cursor may hold
 /// two.
@@ -83,7 +86,11 @@ impl<T> Deadlines<T> {
             self.rise(place);
         }
         self.free.push(key.slot);
-        self.slots[key.slot as usize].entry.take()
+        let entry = self.slots[key.slot as usize].entry.take();
+        if self.heap.is_empty() && self.slots.len() > KEPT_MAX {
+            *self = Self { arrivals: self.arrivals, ..Self::default() };
+        }
+        entry
     }
 
     /// Moves a key up to where none before it is below.
@@ -154,6 +161,20 @@ mod tests {
         let new = d.insert(Deadline(10), "new");
         assert_eq!(d.remove(old), None);
         assert_eq!(d.remove(new), Some("new"));
+    }
+
+    #[test]
+    fn a_crowds_memory_goes_with_its_last_entry() {
+        let mut d = Deadlines::default();
+        let crowd = KEPT_MAX + 1;
+        let keys: Vec<_> = (0..crowd).map(|n| d.insert(Deadline(7), n)).collect();
+        for (n, key) in keys.iter().enumerate() {
+            assert_eq!(d.remove(*key), Some(n));
+        }
+        assert_eq!(d.heap.capacity() + d.slots.capacity() + d.free.capacity(), 0);
+        assert_eq!((d.remove(keys[0]), d.next()), (None, None));
+        let key = d.insert(Deadline(8), 1);
+        assert_eq!((d.remove(keys[0]), d.remove(key)), (None, Some(1)));
     }
 
     #[test]
