@@ -265,9 +265,9 @@ mod tests {
     use crate::server::executor::{self, Settings};
     use crate::server::host;
     use crate::server::unpark::{self, Slot};
+    use crate::server::watch::Woken;
     use std::pin::pin;
-    use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::task::{Context, Wake};
+    use std::task::Context;
 
     #[test]
     fn shards_lie_on_executors_in_turn() {
@@ -312,22 +312,13 @@ mod tests {
                 assert!(!inbox.sleep());
                 inbox.send(Message::Begin);
                 inbox.send(Message::Drain);
-                assert_eq!(woken.0.load(Ordering::SeqCst), 2 * round + 1, "once for both");
+                assert_eq!(woken.times(), 2 * round + 1, "once for both");
                 // Something else has woken the executor.
                 assert!(inbox.look());
-                assert_eq!(woken.0.load(Ordering::SeqCst), 2 * round + 2);
+                assert_eq!(woken.times(), 2 * round + 2);
                 assert!(receiving.as_mut().poll(&mut cx).is_ready());
             }
             assert_eq!(batch.drain(..).count(), 2);
-        }
-    }
-
-    #[derive(Default)]
-    struct Woken(AtomicUsize);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::SeqCst);
         }
     }
 

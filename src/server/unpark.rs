@@ -176,16 +176,7 @@ pub fn start(slots: Vec<Arc<Slot>>, period: Duration) -> io::Result<JoinHandle<(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::task::Wake;
-
-    #[derive(Default)]
-    struct Woken(AtomicU32);
-
-    impl Wake for Woken {
-        fn wake(self: Arc<Self>) {
-            self.0.fetch_add(1, Ordering::Relaxed);
-        }
-    }
+    use crate::server::watch::Woken;
 
     #[test]
     fn an_executor_that_turns_is_left_alone_and_one_that_stops_is_woken() {
@@ -195,7 +186,7 @@ mod tests {
         let looks = |turning: bool| {
             slot.turned.store(turning, Ordering::Relaxed);
             slot.wake();
-            woken.0.load(Ordering::Relaxed)
+            woken.times()
         };
         assert_eq!([true, true, false, false, true].map(looks), [0, 0, 1, 2, 2]);
     }

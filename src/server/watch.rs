@@ -30,6 +30,25 @@ impl WakerCell {
     }
 }
 
+/// A waker's other end, for tests: how often it was woken.
+#[cfg(test)]
+#[derive(Default)]
+pub struct Woken(std::sync::atomic::AtomicUsize);
+
+#[cfg(test)]
+impl Woken {
+    pub fn times(&self) -> usize {
+        self.0.load(std::sync::atomic::Ordering::SeqCst)
+    }
+}
+
+#[cfg(test)]
+impl std::task::Wake for Woken {
+    fn wake(self: std::sync::Arc<Self>) {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
 /// What the sweep and one connection know of each other.
 #[derive(Default)]
 pub struct Watch {
