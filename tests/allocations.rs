@@ -1,8 +1,8 @@
 //! Heap allocations of a push, a pop and an ack in steady state.
 //!
 //! Of a whole broker (`served`): no request makes one of its own. What is left is one for each commit
-//! (its buffer's handle), those of glommio's timers each 10 ms, and those of tables that grow with
-//! what is stored.
+//! (its buffer's handle), those of glommio's timers each 10 ms, those of tables that grow with what is
+//! stored, and what one of the two shards sends the other more than it gets.
 //!
 //! And of the codec, proto and core alone, from the received bytes to the answer's bytes, over a disk
 //! that answers at once. The bounds are what was measured. Two allocations of each request are the
@@ -174,7 +174,7 @@ fn no_request_to_a_whole_broker_needs_memory_of_its_own() {
         let served::Allocations { mean, quartile } = allocations;
         println!("allocations of a {name}, served: {mean:.2}, at the first quartile {quartile:.2}");
     }
-    // Two to five in a round of 32 requests: see above. One for every other request is over this.
+    // Four to six in a round of 32 requests: see above. One for every other request is over this.
     for (name, allocations) in ["push", "pop", "ack"].iter().zip(&served) {
         assert!(allocations.quartile < 0.5, "{name}: {allocations:?}");
     }

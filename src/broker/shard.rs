@@ -302,8 +302,7 @@ impl<B: IoBuf> Shard<B> {
     /// Open requests finish.
     pub fn drain(&mut self, now: Now, fx: &mut Effects<B>) {
         self.draining = true;
-        let pops = self.open_pops();
-        for task in pops {
+        for task in self.open_pops() {
             self.pop_gone(task, fx);
         }
         self.settle(now, fx);

@@ -79,7 +79,7 @@ struct Core {
 /// A task that performs the log's reads and writes, one after the other.
 #[derive(Default)]
 struct Hand {
-    io: RefCell<Option<LogIo<DmaBuf>>>,
+    io: Cell<Option<LogIo<DmaBuf>>>,
     task: WakerCell,
 }
 
@@ -365,10 +365,10 @@ impl ShardHandle {
         unpark::note_activity();
         let idle = self.hands.borrow_mut().pop();
         if let Some(hand) = idle {
-            hand.io.replace(Some(io));
+            hand.io.set(Some(io));
             hand.task.wake();
         } else {
-            let hand = Rc::new(Hand { io: RefCell::new(Some(io)), ..Hand::default() });
+            let hand = Rc::new(Hand { io: Cell::new(Some(io)), ..Hand::default() });
             reactor::spawn(self.clone().lend(hand)).detach();
         }
     }

@@ -46,20 +46,12 @@ thread_local! {
 
 /// Tells the watchdog that this executor has work.
 pub fn note_activity() {
-    HERE.with_borrow(|slot| {
-        if let Some(slot) = slot {
-            slot.idle_periods.store(0, Ordering::Relaxed);
-        }
-    });
+    HERE.with_borrow(|slot| slot.iter().for_each(|s| s.idle_periods.store(0, Ordering::Relaxed)));
 }
 
 /// Tells the watchdog that this executor runs its tasks in turn.
 pub fn note_turn() {
-    HERE.with_borrow(|slot| {
-        if let Some(slot) = slot {
-            slot.turned.store(true, Ordering::Relaxed);
-        }
-    });
+    HERE.with_borrow(|slot| slot.iter().for_each(|s| s.turned.store(true, Ordering::Relaxed)));
 }
 
 /// What the watchdog knows of one executor.

@@ -8,7 +8,6 @@ use std::thread;
 use std::time::Duration;
 
 use clap::Parser;
-use lanemq::base::hash::partition_hash;
 use lanemq::config::Config;
 use lanemq::server::serve;
 use lanemq::server::sys::StopSignals;
@@ -85,16 +84,6 @@ fn round(
     (answers, of_others() - before)
 }
 
-/// Numbers of 64 partitions, by turns of the one and the other shard: what the shards send each other
-/// is as much as they get, and so is the memory that it travels in.
-fn partitions() -> Vec<usize> {
-    let mut numbers = 0..;
-    let mut next_of = |shard: usize| {
-        numbers.find(|n| partition_hash("q", &format!("p{n}")) as usize % 2 == shard).unwrap()
-    };
-    (0..64).map(|n| next_of(n % 2)).collect()
-}
-
 /// Of one push, pop and ack of one message.
 pub fn measure() -> [Allocations; 3] {
     exempt();
@@ -103,12 +92,10 @@ pub fn measure() -> [Allocations; 3] {
     let address = start(&folder);
     let _folder = Folder(folder);
     let mut clients: Vec<_> = (0..CONNECTIONS).map(|_| Client::connect(address).unwrap()).collect();
-    let partitions = partitions();
     let mut counts = [const { Vec::new() }; 3];
     for number in 0..WARM + ROUNDS {
         let (pushed, pushes) = round(&mut clients, |at| {
-            let partition = partitions[(at * 7 + number) % partitions.len()];
-            let item = crate::item(partition, &format!("{number}-{at}"));
+            let item = crate::item((at * 7 + number) % 64, &format!("{number}-{at}"));
             crate::post("/api/v1/push", &format!("{{\"items\":[{item}]}}"))
         });
         assert!(pushed.iter().all(|answer| answer[0]["status"] == "queued"), "{pushed:?}");
