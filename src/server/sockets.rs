@@ -8,9 +8,9 @@
 
 use std::cell::{Cell, RefCell};
 use std::future::Future;
-use std::io::{self, IoSlice, Read};
+use std::io::{self, IoSlice};
 use std::net::TcpStream;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -213,7 +213,7 @@ impl Socket {
     /// As many bytes as there are and `space` takes; `Ok(0)` is the peer's end.
     pub fn poll_read(&self, cx: &mut Context<'_>, space: &mut [u8]) -> Poll<io::Result<usize>> {
         while self.news.readable.get() {
-            match (&self.stream).read(space) {
+            match sys::receive(&self.stream, space) {
                 Ok(n) => {
                     // Not all of the space was wanted: nothing more is there, and what comes
                     // later is news again. But an end is said only once.
@@ -263,9 +263,9 @@ impl Socket {
     }
 }
 
-impl AsRawFd for Socket {
-    fn as_raw_fd(&self) -> RawFd {
-        self.stream.as_raw_fd()
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }
 
@@ -285,7 +285,7 @@ mod tests {
     use crate::server::host;
     use crate::server::reactor::Reactor;
     use std::future::poll_fn;
-    use std::io::Write;
+    use std::io::{Read, Write};
     use std::net::TcpListener;
     use std::sync::mpsc;
 

@@ -1,11 +1,16 @@
 //! Every call into libc, and all `unsafe` but that of the ring: the few things neither std nor glommio
-//! offers, each behind a function that cannot be misused.
+//! offers, each behind a function that cannot be misused. The sockets' calls go to the kernel by
+//! rustix: libc makes each a point where its thread could be cancelled, for more than the rest of its
+//! own work.
 
 use std::io::{self, IoSlice};
 use std::mem;
 use std::net::{SocketAddr, TcpListener};
-use std::os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
 use std::ptr;
+
+use rustix::io::Errno;
+use rustix::net::{self, RecvFlags, SendAncillaryBuffer, SendFlags, Shutdown};
 
 /// `-1` and `errno` to a result.
 fn check(result: libc::c_int) -> io::Result<libc::c_int> {
@@ -163,39 +168,34 @@ fn size_of_u32<T>() -> libc::socklen_t {
 /// Opens a bound port. Two sockets may be bound to one address while neither listens; the
 /// second to come here is refused.
 pub fn listen(socket: &TcpListener, backlog: i32) -> io::Result<()> {
-    // SAFETY: a plain system call on a descriptor that `socket` keeps open.
-    check(unsafe { libc::listen(socket.as_raw_fd(), backlog) }).map(drop)
+    net::listen(socket, backlog).map_err(io::Error::from)
 }
 
 /// Ends a blocking `accept` on this socket in another thread, now and for ever.
 pub fn stop_accepting(socket: &TcpListener) {
-    // SAFETY: a plain system call on a descriptor that `socket` keeps open.
     // The one error, not listening, means there is nobody to end.
-    let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_RDWR) };
+    let _ = net::shutdown(socket, Shutdown::Both);
 }
 
 /// Says to the peer that nothing more will come, without closing.
-pub fn finish_sending(socket: &impl AsRawFd) {
-    // SAFETY: a plain system call on a descriptor that `socket` keeps open.
+pub fn finish_sending(socket: &impl AsFd) {
     // It fails only where the peer is gone already.
-    let _ = unsafe { libc::shutdown(socket.as_raw_fd(), libc::SHUT_WR) };
+    let _ = net::shutdown(socket, Shutdown::Write);
 }
 
 /// Whether the peer has closed or reset, and nothing it sent is left to read.
-pub fn has_left(socket: &impl AsRawFd) -> bool {
-    let mut byte = 0u8;
-    let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
-    // SAFETY: the kernel writes at most the one byte of `byte`.
-    let peeked =
-        unsafe { libc::recv(socket.as_raw_fd(), ptr::from_mut(&mut byte).cast(), 1, flags) };
-    match peeked {
-        0 => true,
-        -1 => !matches!(
-            io::Error::last_os_error().kind(),
-            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
-        ),
-        _ => false,
+pub fn has_left(socket: &impl AsFd) -> bool {
+    let mut byte = [0];
+    match net::recv(socket, &mut byte, RecvFlags::PEEK | RecvFlags::DONTWAIT) {
+        Ok((_, count)) => count == 0,
+        Err(error) => !matches!(error, Errno::AGAIN | Errno::INTR),
     }
+}
+
+/// Takes what the socket has and `space` holds without waiting; `Ok(0)` is the peer's end.
+pub fn receive(socket: &impl AsFd, space: &mut [u8]) -> io::Result<usize> {
+    let (_, count) = net::recv(socket, space, RecvFlags::DONTWAIT)?;
+    Ok(count)
 }
 
 /// A stream of the executor of this thread over any descriptor that can be polled. Nothing but
@@ -207,22 +207,13 @@ pub fn stream_over(descriptor: OwnedFd) -> glommio::net::TcpStream {
 }
 
 /// Sends what the socket takes of `parts` without waiting. No SIGPIPE.
-pub fn send_vectored(socket: &impl AsRawFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
-    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
-    if let [part] = parts {
-        // SAFETY: the slice lives through the call.
-        let sent =
-            unsafe { libc::send(socket.as_raw_fd(), part.as_ptr().cast(), part.len(), flags) };
-        return usize::try_from(sent).map_err(|_negative| io::Error::last_os_error());
-    }
-    // SAFETY: msghdr is pointers and numbers, for which zeros are a value.
-    let mut message: libc::msghdr = unsafe { mem::zeroed() };
-    // IoSlice is documented to have iovec's layout. sendmsg does not write through it.
-    message.msg_iov = parts.as_ptr().cast_mut().cast();
-    message.msg_iovlen = parts.len() as _;
-    // SAFETY: `message` and the slices it points to live through the call.
-    let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &message, flags) };
-    usize::try_from(sent).map_err(|_negative| io::Error::last_os_error())
+pub fn send_vectored(socket: &impl AsFd, parts: &[IoSlice<'_>]) -> io::Result<usize> {
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    let sent = match parts {
+        [part] => net::send(socket, part, flags),
+        _ => net::sendmsg(socket, parts, &mut SendAncillaryBuffer::default(), flags),
+    };
+    sent.map_err(io::Error::from)
 }
 
 /// A thread that a signal can be sent to, for as long as it runs.
