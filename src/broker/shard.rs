@@ -176,7 +176,7 @@ pub struct Shard<B: IoBuf> {
     pub(super) nonces: Nonces,
     /// Work in line behind transactions and pushes that read, and whose turn has come.
     pub(super) turns: Turns,
-    pub(super) waiting: BTreeMap<Ticket, Waiting>,
+    pub(super) waiting: HashMap<Ticket, Waiting, ahash::RandomState>,
     pub(super) due: VecDeque<Ticket>,
     pub(super) shares: HashMap<TransactionId, Box<ShareJob<B>>, ahash::RandomState>,
     pub(super) coordinated: HashMap<TransactionId, Box<Coordinated>, ahash::RandomState>,

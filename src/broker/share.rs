@@ -147,7 +147,10 @@ impl<B: IoBuf> Shard<B> {
         let waiting = self.waiting.iter().filter(|(ticket, work)| {
             matches!(work, Waiting::Share(_)) && self.turns.has_come(**ticket)
         });
-        self.due.extend(waiting.map(|(ticket, _)| *ticket));
+        let mut due: SmallVec<[Ticket; 8]> = waiting.map(|(ticket, _)| *ticket).collect();
+        // First come, first served; the table has no order.
+        due.sort_unstable();
+        self.due.extend(due);
     }
 
     /// The share heads all of its lines.
@@ -281,11 +284,8 @@ impl<B: IoBuf> Shard<B> {
         for (push, judged) in share.pushes.iter().zip(&pushes) {
             let results = self.push_outcome(push, judged)?;
             outcome.pushes.push(results);
-            outcome.marks.push(Mark {
-                queue: push.batch.queue.clone(),
-                group: None,
-                number: push.batch.incarnation,
-            });
+            let queue = self.state.catalog.queue_name(&push.batch.queue);
+            outcome.marks.push(Mark { queue, group: None, number: push.batch.incarnation });
         }
         outcome.marks.sort_unstable();
         outcome.marks.dedup();
@@ -313,8 +313,8 @@ impl<B: IoBuf> Shard<B> {
                 let why = RolledBack { reason: Rollback::Gone, text, original: None };
                 return Err(ShareFailure::RolledBack { place: GuardPlace::Take, why });
             };
-            let (name, incarnation) = (queue.image.name.clone(), queue.image.incarnation);
-            outcome.marks.push(Mark { queue: name, group: None, number: incarnation });
+            let (queue, number) = (queue.name.clone(), queue.image.incarnation);
+            outcome.marks.push(Mark { queue, group: None, number });
             found.push((self.state.id_of(row.slot), *id));
         }
         Ok(found)
@@ -406,11 +406,14 @@ impl<B: IoBuf> Shard<B> {
             ack::mark_filed(&mut results, &settled, self.files_dead_letters(key));
             let filed = items.iter().zip(&results).map(|(i, r)| (i.index, r.dead_lettered));
             outcome.acks.extend(filed);
-            let queue = &self.state.catalog.get(key.queue).expect("its cursor exists").image;
-            let (queue, number) = (queue.name.clone(), queue.incarnation);
-            let epoch = self.state.group(key).map_or(0, |group| group.reset_epoch);
+            let queue = self.state.catalog.get(key.queue).expect("its cursor exists");
+            let (queue, number) = (queue.name.clone(), queue.image.incarnation);
+            let (group, epoch) = self
+                .state
+                .group(key)
+                .map_or_else(|| (group.into(), 0), |group| (group.name.clone(), group.reset_epoch));
             outcome.marks.push(Mark { queue: queue.clone(), group: None, number });
-            outcome.marks.push(Mark { queue, group: Some(group.to_owned()), number: epoch });
+            outcome.marks.push(Mark { queue, group: Some(group), number: epoch });
             let Some(change) = self.cursor_change(now, key, &cursor, &settled, &items) else {
                 continue;
             };
@@ -618,16 +621,16 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         let Some(mut job) = self.shares.remove(&transaction) else { return };
-        if let Some((effects, at)) = &job.prepared {
+        if let Some((effects, at)) = job.prepared.take() {
             let ended = match self.append_end(transaction, commits) {
                 Ok(ended) => ended,
                 Err(refusal) => {
                     tracing::debug!(?refusal, "the end of a transaction waits for room in the log");
+                    job.prepared = Some((effects, at));
                     self.shares.insert(transaction, job);
                     return self.stalled_ends.push_back((transaction, commits));
                 }
             };
-            let (effects, at) = (effects.clone(), *at);
             if commits {
                 let mine = job.coordinator == self.config.shard;
                 if mine || !Mutant::CommitsOnOneShard.active() {

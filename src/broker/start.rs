@@ -129,7 +129,7 @@ impl<B: IoBuf> Shard<B> {
             claim_jobs: HashMap::with_hasher(hasher()),
             waiting_pushes: BTreeMap::new(),
             turns: Turns::default(),
-            waiting: BTreeMap::new(),
+            waiting: HashMap::with_hasher(hasher()),
             due: VecDeque::new(),
             shares: HashMap::with_hasher(hasher()),
             coordinated: HashMap::with_hasher(hasher()),

@@ -10,7 +10,7 @@
 
 use std::sync::Arc;
 
-use smallvec::SmallVec;
+use smallvec::{SmallVec, smallvec};
 
 use super::ack::given_lease;
 use super::effect::Effects;
@@ -40,6 +40,12 @@ const RETRIES_MAX: u32 = 8;
 
 /// Where each run of a push's messages begins in the request, and its length.
 type Runs = SmallVec<[(u32, u32); 2]>;
+/// Those of a share's pushes.
+type ShareRuns = SmallVec<[Runs; 1]>;
+/// Ascending by shard.
+type Shares = SmallVec<[(ShardId, SharedShare); 2]>;
+/// In the order of the shares.
+type Outcomes = SmallVec<[ShareOutcome; 2]>;
 
 /// A transaction at the shard of its client.
 #[derive(Debug)]
@@ -47,10 +53,9 @@ pub(super) struct TransactionTask {
     token: Token,
     acks: usize,
     pushes: usize,
-    /// Ascending by shard.
-    shares: Vec<(ShardId, SharedShare)>,
+    shares: Shares,
     /// For each share and each of its pushes: where runs of its messages stand in the request.
-    runs: Vec<Vec<Runs>>,
+    runs: SmallVec<[ShareRuns; 2]>,
     retries: u32,
     /// A queue whose owner must be asked before the next attempt.
     stale: Option<String>,
@@ -60,10 +65,10 @@ pub(super) struct TransactionTask {
 #[derive(Debug)]
 pub(super) struct Coordinated {
     task: TaskId,
-    shares: Vec<(ShardId, SharedShare)>,
+    shares: Shares,
     /// Shares reserved or asked to be.
     asked: usize,
-    outcomes: Vec<ShareOutcome>,
+    outcomes: Outcomes,
     failures: Vec<(ShardId, ShareFailure)>,
     /// Where the shares of the others are written.
     prepares: Prepares,
@@ -88,14 +93,14 @@ impl Coordinated {
 #[derive(Default)]
 struct Drafts {
     /// Ascending by shard.
-    list: Vec<(ShardId, Draft)>,
+    list: SmallVec<[(ShardId, Draft); 2]>,
 }
 
 #[derive(Default)]
 struct Draft {
     share: Share,
     /// As in [`TransactionTask`].
-    runs: Vec<Runs>,
+    runs: ShareRuns,
 }
 
 impl Drafts {
@@ -245,7 +250,7 @@ impl<B: IoBuf> Shard<B> {
             task,
             shares,
             asked: 0,
-            outcomes: Vec::new(),
+            outcomes: Outcomes::new(),
             failures: Vec::new(),
             prepares: Prepares::new(),
             durable: 0,
@@ -282,7 +287,7 @@ impl<B: IoBuf> Shard<B> {
         fx: &mut Effects<B>,
     ) {
         match result {
-            Ok(outcome) => self.transact_done(task, transaction, vec![outcome], fx),
+            Ok(outcome) => self.transact_done(task, transaction, smallvec![outcome], fx),
             Err(failure) => self.transact_failed(now, task, transaction, failure, fx),
         }
     }
@@ -450,12 +455,12 @@ impl<B: IoBuf> Shard<B> {
         }
     }
 
-    /// Everything has happened. Outcomes are in the order of the shares.
+    /// Everything has happened.
     fn transact_done(
         &mut self,
         task: TaskId,
         transaction: TransactionId,
-        outcomes: Vec<ShareOutcome>,
+        outcomes: Outcomes,
         fx: &mut Effects<B>,
     ) {
         let Some(Task::Transaction(waiting)) = self.tasks.remove(&task) else { return };
@@ -512,6 +517,6 @@ impl Coordinated {
         marks.dedup();
         let of_one = |a: &Mark, b: &Mark| (&a.queue, &a.group) == (&b.queue, &b.group);
         let two = marks.windows(2).find(|pair| of_one(pair[0], pair[1]))?;
-        Some(ShareFailure::Stale { queue: two[0].queue.clone() })
+        Some(ShareFailure::Stale { queue: two[0].queue.to_string() })
     }
 }

@@ -5,8 +5,8 @@
 //! in all of its lines in one step, and its turn has come when it heads all of them**, so two on
 //! one shard never wait for each other.
 
-use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::hash_map::Entry;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 
 use smallvec::SmallVec;
 
@@ -24,7 +24,7 @@ use crate::model::peer::{GivenBack, Name, TaskId};
 use crate::model::transaction::{DeadLetterId, TransactionId};
 
 /// What can be held.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub(super) enum Resource {
     /// Appending to a partition, which may not exist yet: two hashes of its names. Two partitions
     /// that share them would only wait for each other.
@@ -55,14 +55,24 @@ pub(super) enum Waiting {
 }
 
 /// All lines of a shard.
-#[derive(Default, Debug)]
+#[derive(Debug)]
 pub(super) struct Turns {
-    lines: BTreeMap<Resource, Line>,
-    entered: BTreeMap<Ticket, Resources>,
+    lines: HashMap<Resource, Line, ahash::RandomState>,
+    entered: HashMap<Ticket, Resources, ahash::RandomState>,
+}
+
+impl Default for Turns {
+    fn default() -> Self {
+        let hasher = || ahash::RandomState::with_seeds(37, 38, 39, 40);
+        Self { lines: HashMap::with_hasher(hasher()), entered: HashMap::with_hasher(hasher()) }
+    }
 }
 
 /// What one stands in line for.
 pub(super) type Resources = SmallVec<[Resource; 2]>;
+
+/// A few of those in line.
+type Tickets = SmallVec<[Ticket; 2]>;
 
 /// Mostly nobody is behind the first.
 #[derive(Debug)]
@@ -89,9 +99,13 @@ impl Turns {
         let mut resources: Resources = resources.into_iter().collect();
         resources.sort_unstable();
         resources.dedup();
+        let mut heads_all = true;
         for resource in &resources {
             match self.lines.entry(*resource) {
-                Entry::Occupied(mut line) => line.get_mut().behind.push_back(ticket),
+                Entry::Occupied(mut line) => {
+                    line.get_mut().behind.push_back(ticket);
+                    heads_all = false;
+                }
                 Entry::Vacant(line) => {
                     line.insert(Line { head: ticket, behind: VecDeque::new() });
                 }
@@ -99,7 +113,7 @@ impl Turns {
         }
         let before = self.entered.insert(ticket, resources);
         assert!(before.is_none(), "a ticket enters once");
-        self.has_come(ticket)
+        heads_all
     }
 
     /// Whether this one heads all of its lines.
@@ -114,25 +128,25 @@ impl Turns {
         self.entered.get(&ticket).map_or(&[], Resources::as_slice)
     }
 
-    /// Ends the turn of one that heads its lines: leaves all of them. Returns those whose turn has
-    /// come by that, in the order of their lines.
-    pub(super) fn leave(&mut self, ticket: Ticket) -> Vec<Ticket> {
+    /// Ends the turn of one that heads its lines: leaves all of them. Returns what it held, and those
+    /// whose turn has come by that, in the order of their lines.
+    pub(super) fn leave(&mut self, ticket: Ticket) -> (Resources, Tickets) {
         let resources = self.entered.remove(&ticket).unwrap_or_default();
-        let mut heads = Vec::new();
-        for resource in resources {
-            let Some(line) = self.lines.get_mut(&resource) else { continue };
-            assert_eq!(line.head, ticket, "only who heads its lines leaves them");
-            let Some(next) = line.behind.pop_front() else {
-                self.lines.remove(&resource);
+        let mut heads = Tickets::new();
+        for resource in &resources {
+            let Entry::Occupied(mut line) = self.lines.entry(*resource) else { continue };
+            assert_eq!(line.get().head, ticket, "only who heads its lines leaves them");
+            let Some(next) = line.get_mut().behind.pop_front() else {
+                line.remove();
                 continue;
             };
-            line.head = next;
+            line.get_mut().head = next;
             if !heads.contains(&next) {
                 heads.push(next);
             }
         }
         heads.retain(|head| self.has_come(*head));
-        heads
+        (resources, heads)
     }
 }
 
@@ -194,8 +208,8 @@ impl<B: IoBuf> Shard<B> {
 
     /// Ends a turn. Partitions nobody holds any more go back where they can be claimed.
     pub(super) fn leave(&mut self, now: Now, ticket: Ticket, fx: &mut Effects<B>) {
-        let held = self.turns.resources(ticket).to_vec();
-        self.due.extend(self.turns.leave(ticket));
+        let (held, heads) = self.turns.leave(ticket);
+        self.due.extend(heads);
         for resource in held {
             if let Resource::Cursor(key) = resource
                 && !self.turns.is_held(resource)
@@ -224,9 +238,9 @@ mod tests {
         assert!(!turns.enter(3, vec![append(3)]), "behind one that waits itself");
         assert!(turns.enter(4, vec![append(4)]));
         assert!(turns.is_held(append(3)) && !turns.is_held(append(5)));
-        assert_eq!(turns.leave(1), [2]);
-        assert_eq!(turns.leave(2), [3]);
-        assert!(turns.leave(3).is_empty() && turns.leave(4).is_empty());
+        let mut leave = |ticket| turns.leave(ticket).1.to_vec();
+        assert_eq!((leave(1), leave(2)), (vec![2], vec![3]));
+        assert!(leave(3).is_empty() && leave(4).is_empty());
         assert!(turns.is_empty() && !turns.is_held(append(3)));
     }
 
@@ -248,7 +262,7 @@ mod tests {
                 let at = prng.below(holding.len() as u64) as usize;
                 let leaver = *holding.iter().nth(at).unwrap();
                 holding.remove(&leaver);
-                for next in turns.leave(leaver) {
+                for next in turns.leave(leaver).1 {
                     assert!(waiting.remove(&next), "its turn came twice");
                     holding.insert(next);
                 }

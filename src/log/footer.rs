@@ -52,11 +52,18 @@ impl FooterIndex {
             self.full = true;
             return;
         }
-        self.entries.push(entry.kind);
-        put_varint(&mut self.entries, (entry.at - self.previous.at) / 8);
-        put_varint(&mut self.entries, u64::from(entry.body_bytes));
         let delta = entry.key.wrapping_sub(self.previous.key) as i64;
-        put_varint(&mut self.entries, (delta << 1 ^ delta >> 63) as u64);
+        let mut packed = [0; ENTRY_BYTES_MAX];
+        packed[0] = entry.kind;
+        let mut len = 1;
+        for value in [
+            (entry.at - self.previous.at) / 8,
+            u64::from(entry.body_bytes),
+            (delta << 1 ^ delta >> 63) as u64,
+        ] {
+            len += put_varint(&mut packed[len..], value);
+        }
+        self.entries.extend_from_slice(&packed[..len]);
         self.indexed += 1;
         self.reaches =
             entry.at + super::format::RECORD_HEADER_BYTES as u64 + u64::from(entry.body_bytes);
@@ -88,12 +95,16 @@ pub struct FooterEnd {
     pub marks: Marks,
 }
 
-fn put_varint(out: &mut Vec<u8>, mut value: u64) {
+/// Returns how many bytes it takes.
+fn put_varint(out: &mut [u8], mut value: u64) -> usize {
+    let mut len = 0;
     while value >= 0x80 {
-        out.push(value as u8 | 0x80);
+        out[len] = value as u8 | 0x80;
         value >>= 7;
+        len += 1;
     }
-    out.push(value as u8);
+    out[len] = value as u8;
+    len + 1
 }
 
 #[cfg(test)]

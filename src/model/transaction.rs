@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::command::{AckItem, FrameGroup, PushItem};
 use super::error::Refusal;
-use super::peer::{PeerAcks, PushBatch};
+use super::peer::{Name, PeerAcks, PushBatch};
 use super::reply::PushResult;
 use crate::base::ids::{MessageId, Offset, PartitionId};
 
@@ -124,9 +124,9 @@ pub struct ShareOutcome {
 
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Mark {
-    pub queue: String,
+    pub queue: Name,
     /// A group's epoch; without one the queue's incarnation.
-    pub group: Option<String>,
+    pub group: Option<Name>,
     pub number: u64,
 }
 
