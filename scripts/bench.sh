@@ -21,7 +21,7 @@ source "$root/scripts/driver.sh"
 readonly TARGET="${1:-$root/BENCHMARKS.md}"
 readonly REPEATS="${BENCH_REPEATS:-3}" SECONDS_EACH="${BENCH_SECONDS:-4}"
 
-# Arguments of the driver, one row a line.
+# Arguments of the driver, one row a line; with `core` in front where the server has one core.
 rows=()
 for connections in 16 64; do
     for form in 'json' 'binary --counts' 'framed' 'framed --counts'; do
@@ -38,13 +38,21 @@ for form in 'json' 'framed --counts'; do
     rows+=("push-pop --connections 16 --batch 100 --form $form --warmup 40000 --rate 40000")
 done
 rows+=('jobs --connections 16 --warmup 2000')
+find_cores
+if [[ -n $CORE ]]; then
+    for row in "${rows[@]}"; do
+        [[ $row == push\ * || $row == *--rate* ]] || rows+=("core $row")
+    done
+fi
 
 run_row() {
-    local row=$1 results=$2
+    local row=$1 results=$2 arguments=()
     shift 2
-    restart_broker
+    DRIVER_CORES=
+    [[ $row != core\ * ]] || DRIVER_CORES=$OTHER_CORES arguments=(--cpus "$CORE")
+    restart_broker "${arguments[@]}"
     # shellcheck disable=SC2086 # a row is a list of words
-    drive "$results" "$row" $row --address "$BROKER_ADDRESS" --pid "$BROKER_PID" --size 256 \
+    drive "$results" "$row" ${row#core } --address "$BROKER_ADDRESS" --pid "$BROKER_PID" --size 256 \
         --partitions 200 --seconds "$SECONDS_EACH" "$@"
     discard_broker
 }

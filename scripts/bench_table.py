@@ -46,15 +46,18 @@ and `jobs` also that each message came exactly once and in order.
   rows with a rate are sent on a schedule, and their latencies count from the time that was meant.
 - Server CPU is user + system of the whole process for a million messages. Bytes written are those
   that the kernel counts for the process, for each byte of payload.
+- The server has all cores, and so has the driver, but in the rows with `one core`: there both shards
+  are on one (`--cpus`), and the driver stays on the others.
 """,
     "compare": """
 `scripts/compare.sh` gives LaneMQ and its peers the same load from the same driver: 64 connections,
 JSON documents of 256 bytes, 200 partitions; first pushes for {seconds} s, then pops and acks all
 of it. Brokers take turns, {repeats} times; each run has a fresh server on a fresh directory of the
 same disk. A figure is the median, in brackets the least and the most; a ratio is that of LaneMQ's
-median to the other's, above 1 where LaneMQ's is larger. LaneMQ runs three times: with JSON, with
-frames compressed by the client, answered by counts (`framed`), and with JSON on one shard (`one`),
-which is one thread as Redis is.
+median to the other's, above 1 where LaneMQ's is larger. LaneMQ runs with JSON and with frames
+compressed by the client and answered by counts (`framed`), each on all cores, of which the driver
+takes its part, and with both shards on one (`core`), where it is one thread as Redis is. With
+`core` the driver stays on the others.
 
 What is not alike: LaneMQ and `redis always` sync before they answer a push, the others do not: a
 crash of the machine loses what they answered last. LaneMQ syncs leases and acks too, which Redis
@@ -68,15 +71,16 @@ without regard to their subject, so nothing keeps the order within one when seve
 share it. With frames the payload is compressed by the driver, whose time is not the server's, and
 is stored and synced compressed.
 
-Transactions: 64 connections, each transaction acks one message and pushes one to another partition,
-for LaneMQ on another shard (the general case; where both lie on one shard it is cheaper), in JSON,
-each push with a transaction id of its own that is checked for repeats. The acks' leases are taken
-before the clock starts. PostgreSQL marks one row and inserts one, both by primary key, with prepared
-statements in one round trip and one durable commit (`synchronous_commit`, `fsync` and
-`full_page_writes` on, all else as Debian's packages have it); it has no index to find a job by,
-claims none, and no checkpoint falls into a run. Its processor time is that of all its processes, its
-memory what they use and share. A run counts only if every transaction was answered as committed and
-the server holds as many settled and added messages, or rows, at its end.
+Transactions, for {transact_seconds} s: 64 connections, each transaction acks one message and
+pushes one to another partition, for LaneMQ on another shard (the general case; where both lie on
+one shard it is cheaper), in JSON, each push with a transaction id of its own that is checked for
+repeats. The acks' leases are taken before the clock starts. PostgreSQL marks one row and inserts
+one, both by primary key, with prepared statements in one round trip and one durable commit
+(`synchronous_commit`, `fsync` and `full_page_writes` on, all else as Debian's packages have it);
+it has no index to find a job by, claims none, and no checkpoint falls into a run. Its processor
+time is that of all its processes, its memory what they use and share. A run counts only if every
+transaction was answered as committed and the server holds as many settled and added messages, or
+rows, at its end. `postgres-core` has all its processes on one core.
 """,
 }
 
@@ -155,7 +159,7 @@ def standard(runs, syscalls):
         first = of_row[0]
         name = [
             first["workload"],
-            form_of(first),
+            form_of(first) + (", one core" if label.startswith("core ") else ""),
             str(first["connections"]),
             str(first["batch"]),
         ]
@@ -209,6 +213,20 @@ def standard(runs, syscalls):
     return table(rate_head, rates) + "\n\n" + table(cost_head, costs)
 
 
+# LaneMQ's subjects, and what stands for each in the head of a table.
+OURS = {
+    "lanemq": "JSON",
+    "lanemq-framed": "framed",
+    "lanemq-core": "JSON on one core",
+    "lanemq-framed-core": "framed on one core",
+}
+
+
+def confined(subject):
+    """Whether it had one core only."""
+    return subject.endswith("-core")
+
+
 def ratio(ours, theirs):
     return f"{ours / theirs:.2f}" if ours and theirs else "–"
 
@@ -227,10 +245,14 @@ def compare(runs, _syscalls):
         }
         used = {name: median(cpu(of_row)) for name, of_row in subjects.items()}
         what = {"push": "push", "pop": "pop to ack", "txn": "transaction"}[workload]
+        ours = [name for name in OURS if name in subjects]
         rows = []
         for name, of_row in subjects.items():
-            ours = [n for n in ("lanemq", "lanemq-framed", "lanemq-one") if n in subjects and n != name]
-            against = lambda values: " / ".join(ratio(values[n], values[name]) for n in ours)
+            against = lambda values: " / ".join(
+                # One core is compared with one core.
+                ratio(values[n], values[name] if confined(n) >= confined(name) else None)
+                for n in ours
+            )
             is_peer = not name.startswith("lanemq")
             rows.append(
                 [
@@ -247,7 +269,7 @@ def compare(runs, _syscalls):
             )
         kind = {"push": "Push", "pop": "Pop and ack", "txn": "Transactions"}[workload]
         title = kind if workload == "txn" else f"{kind}, batch {batch}"
-        forms = "" if workload == "txn" else ": JSON / framed / JSON on one shard"
+        forms = ": " + " / ".join(OURS[name] for name in ours) if len(ours) > 1 else ""
         head = [
             "",
             "transactions/s" if workload == "txn" else "msg/s",
@@ -321,6 +343,7 @@ def main():
     parser.add_argument("--data", required=True)
     parser.add_argument("--about", required=True)
     parser.add_argument("--seconds", default="")
+    parser.add_argument("--transact-seconds", default="")
     args = parser.parse_args()
 
     runs, left_out = read(args.results)
@@ -332,12 +355,17 @@ def main():
         "standard": (standard, "Standard load"),
         "compare": (compare, "Beside other brokers"),
     }[args.section]
+    numbers = {
+        "repeats": repeats,
+        "seconds": args.seconds,
+        "transact_seconds": args.transact_seconds,
+    }
     text = "\n".join(
         [
             f"## {title}",
             "",
             f"{datetime.date.today()}, {args.about}. {machine(args.data)}.",
-            NOTES[args.section].replace("{repeats}", repeats).replace("{seconds}", args.seconds),
+            NOTES[args.section].format_map(numbers),
             write(runs, syscalls),
         ]
     )

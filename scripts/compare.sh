@@ -6,11 +6,11 @@
 # Peers are the redis-server, nats-server and PostgreSQL that are installed, each started here with
 # its data in a fresh directory of the same disk, on a free port, and stopped by its process id.
 # PostgreSQL, which is for the transactions, is installed from Debian's packages where it is missing
-# and this runs as root, without a cluster of its own. What is not alike between them stands with
-# the tables.
+# and this runs as root, without a cluster of its own. A subject named `-core` has one core, and the
+# driver the others. What is not alike between them stands with the tables.
 #
 #   COMPARE_REPEATS    runs of each (default 3)
-#   COMPARE_SECONDS    seconds of pushing in a run (default 3)
+#   COMPARE_SECONDS    seconds of pushing in a run (default 3), of transactions (default 10)
 #   COMPARE_SUBJECTS   what to run (default: all that can be)
 #   COMPARE_LOADS      the loads: `100` and `1`, the batch of pushes and pops; `txn` (default: all)
 #   LANEMQ_BIN, LANEMQ_BENCH_BIN, LANEMQ_SHARDS   as for the other scripts
@@ -24,6 +24,8 @@ source "$root/scripts/driver.sh"
 
 readonly TARGET="${1:-$root/BENCHMARKS.md}"
 readonly REPEATS="${COMPARE_REPEATS:-3}" SECONDS_EACH="${COMPARE_SECONDS:-3}"
+# Longer, as PostgreSQL's transactions get dearer in their first seconds.
+readonly TRANSACT_SECONDS="${COMPARE_SECONDS:-10}"
 
 PEER_PID=
 PEER_DIR=
@@ -112,8 +114,11 @@ make_cluster() {
 
 # Prints the subjects that can run here.
 subjects() {
-    printf '%s\n' lanemq lanemq-framed lanemq-one
-    [[ -z $POSTGRES ]] || printf 'postgres\n'
+    local here=(lanemq lanemq-framed)
+    [[ -z $CORE ]] || here+=(lanemq-core lanemq-framed-core)
+    [[ -z $POSTGRES ]] || here+=(postgres)
+    [[ -z $POSTGRES || -z $CORE ]] || here+=(postgres-core)
+    printf '%s\n' "${here[@]}"
     ! command -v redis-server >/dev/null || printf '%s\n' redis-always redis-everysec
     command -v nats-server >/dev/null || return 0
     # `always` came with nats-server 2.10.
@@ -128,16 +133,26 @@ subjects() {
     printf '%s\n' nats
 }
 
-# transact SUBJECT: both take turns at one ack and one push in a transaction.
+# Whether the subject may use one core only, for the driver and for the servers' command lines:
+# sets DRIVER_CORES, BROKER_ARGUMENTS and CONFINED.
+confine() {
+    DRIVER_CORES= BROKER_ARGUMENTS=() CONFINED=()
+    [[ $1 == *-core ]] || return 0
+    [[ -n $CORE ]] || die "$1 needs a second core, for the driver"
+    DRIVER_CORES=$OTHER_CORES BROKER_ARGUMENTS=(--cpus "$CORE") CONFINED=(taskset -c "$CORE")
+}
+
+# transact SUBJECT: all take turns at one ack and one push in a transaction.
 transact() {
     local subject=$1 port pid load=()
     port=$(free_port)
+    confine "$subject"
     case $subject in
-    lanemq)
-        start_broker "$port"
+    lanemq | lanemq-core)
+        start_broker "$port" "${BROKER_ARGUMENTS[@]}"
         pid=$BROKER_PID
         ;;
-    postgres)
+    postgres | postgres-core)
         make_cluster
         start_peer "$port" postgres_in_cluster "$port"
         # It listens before it can serve.
@@ -146,9 +161,10 @@ transact() {
         ;;
     *) return 0 ;;
     esac
-    load=(--peer "$subject" --address "127.0.0.1:$port" --pid "$pid" --connections 64 --size 256)
-    drive "$results" "1 txn $subject" txn "${load[@]}" --seconds "$SECONDS_EACH" --warmup 1000
-    if [[ $subject == lanemq ]]; then discard_broker; else stop_peer; fi
+    load=(--peer "${subject%-core}" --address "127.0.0.1:$port" --pid "$pid"
+        --connections 64 --size 256)
+    drive "$results" "1 txn $subject" txn "${load[@]}" --seconds "$TRANSACT_SECONDS" --warmup 1000
+    if [[ $subject == lanemq* ]]; then discard_broker; else stop_peer; fi
 }
 
 await_cluster() {
@@ -162,7 +178,7 @@ await_cluster() {
 
 postgres_in_cluster() {
     cd "$PEER_DIR"
-    postgres_as "$POSTGRES/postgres" -D "$PEER_DIR/data" -p "$1" -c listen_addresses=127.0.0.1 \
+    postgres_as "${CONFINED[@]}" "$POSTGRES/postgres" -D "$PEER_DIR/data" -p "$1" -c listen_addresses=127.0.0.1 \
         -c unix_socket_directories=
 }
 
@@ -170,15 +186,13 @@ postgres_in_cluster() {
 run() {
     local subject=$1 batch=$2 port pid load=()
     port=$(free_port)
+    confine "$subject"
     case $subject in
     lanemq*)
-        # Redis is one thread.
-        local shards=${LANEMQ_SHARDS:-2}
-        [[ $subject != lanemq-one ]] || shards=1
-        LANEMQ_SHARDS=$shards start_broker "$port"
+        start_broker "$port" "${BROKER_ARGUMENTS[@]}"
         pid=$BROKER_PID
         load=(--peer lanemq)
-        [[ $subject != *framed ]] || load+=(--form framed --counts)
+        [[ $subject != *framed* ]] || load+=(--form framed --counts)
         ;;
     redis-*)
         PEER_DIR=$(fresh_dir)
@@ -198,7 +212,7 @@ run() {
         load=(--peer nats --transaction-ids no)
         ;;
     # For the transactions.
-    postgres) return 0 ;;
+    postgres*) return 0 ;;
     *) die "unknown subject '$subject'" ;;
     esac
     load+=(--address "127.0.0.1:$port" --pid "$pid" --connections 64 --batch "$batch"
@@ -218,6 +232,7 @@ run() {
 }
 
 find_binaries "$root"
+find_cores
 command -v python3 >/dev/null || die "python3 is needed to write the table"
 results=
 trap clean_up EXIT
@@ -253,6 +268,6 @@ versions=$(
 )
 commit=$(git -C "$root" describe --always --dirty 2>/dev/null || echo unknown)
 python3 "$root/scripts/bench_table.py" compare "$TARGET" "$results" --data "$CACHE_DIR" \
-    --seconds "$SECONDS_EACH" \
+    --seconds "$SECONDS_EACH" --transact-seconds "$TRANSACT_SECONDS" \
     --about "commit $commit, ${LANEMQ_SHARDS:-2} shards, ${versions//$'\n'/, }"
 say "wrote $TARGET"

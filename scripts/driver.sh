@@ -17,12 +17,26 @@ find_binaries() {
     [[ -x $LANEMQ_BENCH_BIN ]] || die "LANEMQ_BENCH_BIN=$LANEMQ_BENCH_BIN is not an executable file"
 }
 
+# Sets CORE, where a server is that may use one core only, and OTHER_CORES, where the driver is
+# meanwhile. Both are empty where there is but one core.
+find_cores() {
+    local allowed=() first last
+    while IFS=- read -r first last; do
+        mapfile -t -O "${#allowed[@]}" allowed < <(seq "$first" "${last:-$first}")
+    done < <(sed -n 's/^Cpus_allowed_list:\s*//p' /proc/self/status | tr ',' '\n')
+    CORE= OTHER_CORES=
+    ((${#allowed[@]} > 1)) || return 0
+    CORE=${allowed[0]}
+    OTHER_CORES=$(IFS=,; printf '%s' "${allowed[*]:1}")
+}
+
 # drive RESULTS LABEL ARGUMENT...: one run; its line of JSON goes to the file RESULTS with the
-# label in it. Fails as the run does.
+# label in it. Fails as the run does. With DRIVER_CORES the driver stays on these.
 drive() {
-    local results=$1 label=$2 output
+    local results=$1 label=$2 output driver=("$LANEMQ_BENCH_BIN")
     shift 2
-    output=$("$LANEMQ_BENCH_BIN" "$@" --json) || die "failed: lanemq-bench $*"
+    [[ -z ${DRIVER_CORES:-} ]] || driver=(taskset -c "$DRIVER_CORES" "${driver[@]}")
+    output=$("${driver[@]}" "$@" --json) || die "failed: lanemq-bench $*"
     head -n 1 <<<"$output"
     # The label is ours: no character in it needs an escape.
     tail -n 1 <<<"$output" | sed "s|^{|{\"label\":\"$label\",|" >>"$results"
