@@ -46,11 +46,10 @@ if [[ -n $CORE ]]; then
 fi
 
 run_row() {
-    local row=$1 results=$2 arguments=()
+    local row=$1 results=$2
     shift 2
-    DRIVER_CORES=
-    [[ $row != core\ * ]] || DRIVER_CORES=$OTHER_CORES arguments=(--cpus "$CORE")
-    restart_broker "${arguments[@]}"
+    place "${row%% *}"
+    restart_broker "${BROKER_ARGUMENTS[@]}"
     # shellcheck disable=SC2086 # a row is a list of words
     drive "$results" "$row" ${row#core } --address "$BROKER_ADDRESS" --pid "$BROKER_PID" --size 256 \
         --partitions 200 --seconds "$SECONDS_EACH" "$@"

@@ -133,20 +133,11 @@ subjects() {
     printf '%s\n' nats
 }
 
-# Whether the subject may use one core only, for the driver and for the servers' command lines:
-# sets DRIVER_CORES, BROKER_ARGUMENTS and CONFINED.
-confine() {
-    DRIVER_CORES= BROKER_ARGUMENTS=() CONFINED=()
-    [[ $1 == *-core ]] || return 0
-    [[ -n $CORE ]] || die "$1 needs a second core, for the driver"
-    DRIVER_CORES=$OTHER_CORES BROKER_ARGUMENTS=(--cpus "$CORE") CONFINED=(taskset -c "$CORE")
-}
-
 # transact SUBJECT: all take turns at one ack and one push in a transaction.
 transact() {
     local subject=$1 port pid load=()
     port=$(free_port)
-    confine "$subject"
+    place "${subject##*-}"
     case $subject in
     lanemq | lanemq-core)
         start_broker "$port" "${BROKER_ARGUMENTS[@]}"
@@ -186,7 +177,7 @@ postgres_in_cluster() {
 run() {
     local subject=$1 batch=$2 port pid load=()
     port=$(free_port)
-    confine "$subject"
+    place "${subject##*-}"
     case $subject in
     lanemq*)
         start_broker "$port" "${BROKER_ARGUMENTS[@]}"

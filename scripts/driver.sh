@@ -30,6 +30,16 @@ find_cores() {
     OTHER_CORES=$(IFS=,; printf '%s' "${allowed[*]:1}")
 }
 
+# place WHERE: with `core` the next server has one core and the driver the others, with any other word
+# both have all. Sets BROKER_ARGUMENTS for our command line, CONFINED for what goes in front of
+# another's, and DRIVER_CORES for `drive`.
+place() {
+    DRIVER_CORES= BROKER_ARGUMENTS=() CONFINED=()
+    [[ $1 == core ]] || return 0
+    [[ -n $CORE ]] || die "one core for the server needs a second, for the driver"
+    DRIVER_CORES=$OTHER_CORES BROKER_ARGUMENTS=(--cpus "$CORE") CONFINED=(taskset -c "$CORE")
+}
+
 # drive RESULTS LABEL ARGUMENT...: one run; its line of JSON goes to the file RESULTS with the
 # label in it. Fails as the run does. With DRIVER_CORES the driver stays on these.
 drive() {

@@ -1,8 +1,8 @@
 //! Heap allocations of a push, a pop and an ack in steady state.
 //!
-//! Of a whole broker (`served`): no request makes one of its own. What is left is one for each commit
-//! (its buffer's handle), those of glommio's timers each 10 ms, those of tables that grow with what is
-//! stored, and what one of the two shards sends the other more than it gets.
+//! Of a whole broker (`served`): no request makes one of its own. What is left are two for each
+//! commit (its buffer and the handle), those of glommio's timers each 10 ms, those of tables that grow
+//! with what is stored, and what one of the two shards sends the other more than it gets.
 //!
 //! And of the codec, proto and core alone, from the received bytes to the answer's bytes, over a disk
 //! that answers at once. The bounds are what was measured. Two allocations of each request are the

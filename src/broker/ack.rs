@@ -20,7 +20,7 @@ use super::records::{self, DeadLetterRecord, LeaseRecord, ReleasedRecord};
 use super::settle::{Batch, CursorChange, Place, Settled, settle};
 use super::shard::{ReadUse, Shard};
 use super::task::Task;
-use super::turns::{Resource, Waiting};
+use super::turns::{Resource, Resources, Waiting};
 use crate::base::buf::{Gather, IoBuf};
 use crate::base::ids::{LeaseId, LogPosition, Offset, PartitionId, ShardId, Token};
 use crate::base::limits;
@@ -297,7 +297,7 @@ impl<B: IoBuf> Shard<B> {
     }
 
     /// The cursors that acks of a group touch.
-    pub(super) fn cursors_of(&self, acks: &PeerAcks, group: &str) -> Vec<Resource> {
+    pub(super) fn cursors_of(&self, acks: &PeerAcks, group: &str) -> Resources {
         let keys = acks.targets.iter().filter_map(|t| self.cursor_key(t.partition_id, group));
         keys.map(Resource::Cursor).collect()
     }

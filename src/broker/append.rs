@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use hashbrown::HashTable;
+use smallvec::smallvec;
 
 use super::effect::Effects;
 use super::partition::{BatchRef, Slot};
@@ -152,7 +153,7 @@ impl<B: IoBuf> Shard<B> {
         if !self.turns.is_empty() {
             let partition = Resource::append(&push.batch.queue, &push.batch.partition);
             if self.turns.is_held(partition) {
-                self.stand_in_line([partition], Waiting::Push(push));
+                self.stand_in_line(smallvec![partition], Waiting::Push(push));
                 return;
             }
         }
@@ -352,7 +353,7 @@ impl<B: IoBuf> Shard<B> {
         let job = ticket.unwrap_or_else(|| {
             let ticket = self.new_id();
             let partition = Resource::append(&push.batch.queue, &push.batch.partition);
-            self.turns.enter(ticket, [partition]);
+            self.turns.enter(ticket, smallvec![partition]);
             ticket
         });
         self.waiting_pushes.insert(job, WaitingPush { push, missing: needed.len(), read });

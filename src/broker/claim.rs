@@ -14,7 +14,7 @@ use super::group::{Claimable, Cursor, CursorKey, End, Group, Lease, claimable};
 use super::partition::BatchRef;
 use super::records::{self, LeaseRecord};
 use super::shard::{Deferred, ReadUse, Shard};
-use super::turns::{Resource, Waiting};
+use super::turns::{Resource, Resources, Waiting};
 use crate::base::buf::{Gather, IoBuf};
 use crate::base::ids::{LeaseId, Offset, PartitionId, ShardId};
 use crate::base::limits;
@@ -637,7 +637,7 @@ impl<B: IoBuf> Shard<B> {
         if !self.turns.is_empty() {
             let keys =
                 claims.iter().filter_map(|given| self.cursor_key(given.partition_id, &group));
-            let touched: Vec<Resource> = keys.map(Resource::Cursor).collect();
+            let touched: Resources = keys.map(Resource::Cursor).collect();
             if self.must_wait(touched.iter().copied()) {
                 let work = Waiting::GiveBack { queue, group, lease_id, claims };
                 self.stand_in_line(touched, work);

@@ -7,6 +7,8 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
+use smallvec::smallvec;
+
 use super::effect::Effects;
 use super::group::{Cursor, CursorKey, End};
 use super::owner::next_image;
@@ -299,7 +301,7 @@ impl<B: IoBuf> Shard<B> {
         match self.sought_key(&seek) {
             Some(key) if self.is_reserved(key) => {
                 let work = Waiting::Seek(Box::new(seek));
-                self.stand_in_line([Resource::Cursor(key)], work);
+                self.stand_in_line(smallvec![Resource::Cursor(key)], work);
             }
             _ => self.seek_now(now, &seek, fx),
         }

@@ -56,7 +56,7 @@ impl<B: IoBuf> Shard<B> {
     ) {
         let keys = self.state.leases.get(&lease_id).cloned().unwrap_or_default();
         if self.must_wait(keys.iter().copied().map(Resource::Cursor)) {
-            let touched = keys.into_iter().map(Resource::Cursor);
+            let touched = keys.into_iter().map(Resource::Cursor).collect();
             self.stand_in_line(touched, Waiting::Extend { from, task, lease_id, seconds });
             return;
         }

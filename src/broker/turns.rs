@@ -91,12 +91,7 @@ impl Turns {
     }
 
     /// Stands in all these lines. Returns whether the turn has come already.
-    pub(super) fn enter(
-        &mut self,
-        ticket: Ticket,
-        resources: impl IntoIterator<Item = Resource>,
-    ) -> bool {
-        let mut resources: Resources = resources.into_iter().collect();
+    pub(super) fn enter(&mut self, ticket: Ticket, mut resources: Resources) -> bool {
         resources.sort_unstable();
         resources.dedup();
         let mut heads_all = true;
@@ -163,12 +158,7 @@ impl<B: IoBuf> Shard<B> {
 
     /// Stands in line; partitions in it are out of the ready lists meanwhile. Work whose turn has
     /// come at once is done before the call that brought it returns.
-    pub(super) fn stand_in_line(
-        &mut self,
-        resources: impl IntoIterator<Item = Resource>,
-        work: Waiting,
-    ) -> Ticket {
-        let resources: Resources = resources.into_iter().collect();
+    pub(super) fn stand_in_line(&mut self, resources: Resources, work: Waiting) -> Ticket {
         for resource in &resources {
             if let Resource::Cursor(key) = resource
                 && let Some(group) = self.state.group_mut(*key)
@@ -224,6 +214,7 @@ impl<B: IoBuf> Shard<B> {
 mod tests {
     use super::*;
     use crate::base::prng::Prng;
+    use smallvec::smallvec;
     use std::collections::BTreeSet;
 
     fn append(n: u64) -> Resource {
@@ -233,10 +224,10 @@ mod tests {
     #[test]
     fn a_turn_comes_when_all_lines_are_headed() {
         let mut turns = Turns::default();
-        assert!(turns.enter(1, vec![append(1), append(2)]));
-        assert!(!turns.enter(2, vec![append(2), append(3)]));
-        assert!(!turns.enter(3, vec![append(3)]), "behind one that waits itself");
-        assert!(turns.enter(4, vec![append(4)]));
+        assert!(turns.enter(1, smallvec![append(1), append(2)]));
+        assert!(!turns.enter(2, smallvec![append(2), append(3)]));
+        assert!(!turns.enter(3, smallvec![append(3)]), "behind one that waits itself");
+        assert!(turns.enter(4, smallvec![append(4)]));
         assert!(turns.is_held(append(3)) && !turns.is_held(append(5)));
         let mut leave = |ticket| turns.leave(ticket).1.to_vec();
         assert_eq!((leave(1), leave(2)), (vec![2], vec![3]));
@@ -250,8 +241,7 @@ mod tests {
         let mut turns = Turns::default();
         let (mut holding, mut waiting) = (BTreeSet::new(), BTreeSet::new());
         for ticket in 0..20_000u64 {
-            let wants: Vec<Resource> =
-                (0..1 + prng.below(4)).map(|_| append(prng.below(12))).collect();
+            let wants = (0..1 + prng.below(4)).map(|_| append(prng.below(12))).collect();
             let came = turns.enter(ticket, wants);
             if came {
                 holding.insert(ticket)

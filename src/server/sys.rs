@@ -1,7 +1,6 @@
 //! Every call into libc, and all `unsafe` but that of the ring: the few things neither std nor glommio
 //! offers, each behind a function that cannot be misused. The sockets' calls go to the kernel by
-//! rustix: libc makes each a point where its thread could be cancelled, for more than the rest of its
-//! own work.
+//! rustix: libc makes each a point where its thread could be cancelled, by two atomic operations.
 
 use std::io::{self, IoSlice};
 use std::mem;
